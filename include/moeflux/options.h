@@ -1,0 +1,43 @@
+// Options: plain structs with the defaults a user expects.
+#pragma once
+
+#include <moeflux/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace moeflux {
+
+// How an engine is opened.
+struct EngineOptions {
+  std::filesystem::path model;  // a folder with config.json and safetensors
+  int n_threads = 0;            // < 1: one per usable core
+  std::string isa;              // "" picks the best of this CPU; "avx512", "avx2", "scalar" force one
+  Precision precision = Precision::Fast;
+  LogSink log;            // warnings and notes; may be empty
+  ProgressSink progress;  // loading; may be empty
+};
+
+// One sequence.
+struct SessionOptions {
+  std::int64_t ctx_size = 0;      // positions; 0: the model's limit, at most 4096
+  KvType kv = KvType::F32;
+  std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: 512. Never changes a result.
+};
+
+// How the next token is chosen. temperature 0 is greedy. Steps, in this order: repetition, frequency and presence
+// penalties over the last repeat_last_n tokens, top_k, top_p, min_p, temperature, one draw.
+struct SamplingParams {
+  double temperature = 0.8;
+  std::int64_t top_k = 40;          // <= 0: off
+  double top_p = 0.95;              // >= 1: off
+  double min_p = 0.0;               // <= 0: off
+  double repeat_penalty = 1.0;      // > 0; 1: off
+  double frequency_penalty = 0.0;
+  double presence_penalty = 0.0;
+  std::int64_t repeat_last_n = 64;  // 0: no penalties, -1: the whole context
+  std::uint64_t seed = 0;           // a seed gives the same text on every run and machine
+};
+
+}  // namespace moeflux

@@ -1,0 +1,36 @@
+// What a session counted.
+#pragma once
+
+#include <cstdint>
+
+namespace moeflux {
+
+struct SessionStats {
+  std::int64_t prefill_tokens = 0;
+  std::uint64_t prefill_ns = 0;
+  std::int64_t decode_tokens = 0;
+  std::uint64_t decode_ns = 0;
+  // Routed experts: how many were asked for (once per layer and chunk), how many of them were in memory.
+  std::uint64_t expert_requests = 0;
+  std::uint64_t expert_hits = 0;
+  std::uint64_t bytes_read = 0;  // from disk for this session's experts
+  std::uint64_t stall_ns = 0;    // time spent waiting for experts
+  std::uint64_t logits_hash = 0;  // of the bytes of the last logits; 0 before there are any
+
+  double prefill_rate() const noexcept { return rate(prefill_tokens, prefill_ns); }
+  double decode_rate() const noexcept { return rate(decode_tokens, decode_ns); }
+  double hit_rate() const noexcept {
+    return expert_requests == 0 ? 1.0 : static_cast<double>(expert_hits) / static_cast<double>(expert_requests);
+  }
+  double bytes_read_per_token() const noexcept {
+    const std::int64_t n = prefill_tokens + decode_tokens;
+    return n == 0 ? 0.0 : static_cast<double>(bytes_read) / static_cast<double>(n);
+  }
+
+ private:
+  static double rate(std::int64_t tokens, std::uint64_t ns) noexcept {
+    return ns == 0 ? 0.0 : static_cast<double>(tokens) * 1e9 / static_cast<double>(ns);
+  }
+};
+
+}  // namespace moeflux

@@ -1,0 +1,71 @@
+// Fork-join over a fixed set of threads: the only way moeflux computes in parallel.
+//
+// A pool belongs to one engine. run() hands out task numbers in ascending order to whichever thread
+// is free and returns when all are done. Results must not depend on which thread ran which task: a
+// task owns its output elements.
+//
+// Workers spin for some microseconds after a job, because the next one usually follows at once, then
+// park. A worker that wakes too late for a job is not waited for, so a pool with more threads than
+// cores is slow but never stuck.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace moeflux {
+
+class ThreadPool {
+ public:
+  // n_threads counts the calling thread; n_threads < 1 means one per usable core.
+  explicit ThreadPool(int n_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const noexcept { return n_threads_; }
+
+  // Calls fn(task, worker) for every task in [0, n_tasks); worker in [0, size()) is unique among the
+  // calls that run at the same moment, so it may index scratch memory. fn must not throw and must not
+  // call run(). Callable from any thread; concurrent callers take turns.
+  template <class F>
+  void run(std::int64_t n_tasks, F&& fn) {
+    using Fn = std::remove_reference_t<F>;
+    static_assert(std::is_nothrow_invocable_v<Fn&, std::int64_t, int>, "tasks are noexcept");
+    run_erased(
+        n_tasks, [](void* ctx, std::int64_t task, int worker) noexcept { (*static_cast<Fn*>(ctx))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&fn)));
+  }
+
+ private:
+  using TaskFn = void (*)(void* ctx, std::int64_t task, int worker) noexcept;
+
+  void run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx);
+  void worker_main(int worker);
+  void drain(int worker) noexcept;
+
+  const int n_threads_;
+  std::mutex turn_;  // one job at a time
+
+  // The job. Written before the gate opens, stable until everybody who joined has finished.
+  TaskFn fn_ = nullptr;
+  void* ctx_ = nullptr;
+  std::int64_t n_tasks_ = 0;
+  alignas(64) std::atomic<std::int64_t> next_{0};
+  // epoch << 16 | open << 15 | joined: a worker may join only while the gate of its epoch is open.
+  alignas(64) std::atomic<std::uint64_t> gate_{0};
+  alignas(64) std::atomic<std::uint32_t> finished_{0};
+  alignas(64) std::atomic<std::uint32_t> wake_{0};  // bumped for every job; parked workers wait on it
+  std::atomic<int> parked_{0};
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> workers_;
+};
+
+// Cores this process may use.
+int usable_cores() noexcept;
+
+}  // namespace moeflux
