@@ -1,0 +1,83 @@
+// A model as users have it: a Hugging Face or MLX folder with config.json and safetensors.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/json.h"
+#include "core/tensor_view.h"
+#include "format/safetensors.h"
+#include "io/file.h"
+
+namespace moeflux::format {
+
+struct ShardIndex;
+
+// A run of bytes in one of a folder's files.
+struct Extent {
+  std::uint32_t file = 0;  // index for ModelFolder::file()
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// A tensor and where it lies.
+struct FolderTensor {
+  TensorInfo info;
+  std::uint32_t file = 0;
+  Extent extent() const { return {file, info.offset, info.bytes}; }
+};
+
+// Opens the folder, reads config.json and every safetensors header; tensor data is not read. Weights are
+// the shards of model.safetensors.index.json where there is one, else model.safetensors.
+// Immutable afterwards; shared by all who read from it. Every shard stays open.
+class ModelFolder {
+ public:
+  // InvalidArgument: the path does not exist or is not a folder. InvalidModel: no config.json, no
+  // weights, a missing shard, an index that names a path outside the folder, a tensor missing from
+  // its shard or present in two, and every rule of read_safetensors_header. Io: the system refused.
+  static ModelFolder open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+  // The parsed config.json (root object).
+  const Json& config() const noexcept { return config_; }
+  // ".../config.json", to start messages about it.
+  const std::string& config_origin() const noexcept { return config_origin_; }
+  // generation_config.json, or an empty object.
+  const Json& generation_config() const noexcept { return generation_config_; }
+
+  // nullptr when absent.
+  const FolderTensor* find(std::string_view name) const;
+  // By file, and in a file in the order of the data.
+  const std::vector<FolderTensor>& tensors() const noexcept { return tensors_; }
+  // __metadata__.format of the shards ("mlx", "pt"), or empty; shards that disagree are InvalidModel.
+  const std::string& writer_format() const noexcept { return writer_format_; }
+
+  const io::File& file(std::uint32_t index) const { return files_[index]; }
+  std::size_t n_files() const noexcept { return files_.size(); }
+
+  // Things worth telling once: tensors the index does not name (they are kept), an index total_size that
+  // differs, model*.safetensors files that are not used. For the log.
+  const std::vector<std::string>& warnings() const noexcept { return warnings_; }
+
+ private:
+  void load_configs();
+  void load_weights();
+  void open_files(const std::vector<std::string>& names);
+  void sort_names();
+  void check_against(const ShardIndex& index, const std::string& origin);
+
+  std::filesystem::path path_;
+  Json config_;
+  std::string config_origin_;
+  Json generation_config_;
+  std::vector<io::File> files_;
+  std::vector<FolderTensor> tensors_;
+  std::vector<std::size_t> by_name_;  // into tensors_, sorted by name
+  std::string writer_format_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace moeflux::format

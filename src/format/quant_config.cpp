@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "format/model_config.h"
+#include "format/printable.h"
+
+namespace moeflux::format {
+namespace {
+
+struct Mode {
+  std::string_view name;
+  std::int64_t group_size;
+  std::int64_t bits;
+};
+constexpr std::array kModes{Mode{"affine", 64, 4}, Mode{"mxfp4", 32, 4}, Mode{"nvfp4", 16, 4},
+                            Mode{"mxfp8", 32, 8}};
+
+std::int64_t value_or(const Json& object, const char* key, std::int64_t otherwise, std::int64_t max,
+                      const std::string& origin) {
+  const std::int64_t value = json_int(object, key, origin).value_or(otherwise);
+  if (value < 1 || value > max)
+    fail(ErrorCode::InvalidModel, "{}: \"{}\" is {}, outside 1 to {}", origin, key, value, max);
+  return value;
+}
+
+QuantParams read_params(const Json& object, const std::string& origin) {
+  QuantParams params;
+  params.mode = json_string(object, "mode", origin).value_or("affine");
+  const auto mode =
+      std::find_if(kModes.begin(), kModes.end(), [&](const Mode& m) { return m.name == params.mode; });
+  if (mode == kModes.end())
+    fail(ErrorCode::Unsupported, "{}: quantization mode {} is not supported", origin, in_quotes(params.mode));
+  params.bits = value_or(object, "bits", mode->bits, 32, origin);
+  params.group_size = value_or(object, "group_size", mode->group_size, 65536, origin);
+  return params;
+}
+
+const Json* find_quantization(const Json& root, std::string& origin) {
+  const Json* text = json_find(root, "text_config");
+  for (const Json* object : {&root, text}) {
+    if (object == nullptr) continue;
+    for (const char* key : {"quantization", "quantization_config"}) {
+      if (const Json* found = json_find(*object, key)) {
+        origin += fmt::format(": {}{}", object == &root ? "" : "text_config.", key);
+        return found;
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+QuantConfig::QuantConfig(const Json& root, const std::string& origin) {
+  std::string place = origin;
+  const Json* object = find_quantization(root, place);
+  if (object == nullptr) return;
+  if (!object->is_object()) fail(ErrorCode::InvalidModel, "{}: must be an object", place);
+  present_ = true;
+  if (const auto method = json_string(*object, "quant_method", place)) {
+    quant_method_ = *method;
+    return;
+  }
+  defaults_ = read_params(*object, place);
+  for (const auto& [key, value] : object->items()) {
+    if (value.is_null() || key == "bits" || key == "group_size" || key == "mode") continue;
+    if (value.is_object()) {
+      overrides_.emplace_back(key, read_params(value, fmt::format("{}.{}", place, key)));
+    } else if (value.is_boolean()) {
+      overrides_.emplace_back(key, value.get<bool>() ? defaults_ : std::nullopt);
+    } else {
+      unknown_keys_.push_back(key);
+    }
+  }
+  std::sort(overrides_.begin(), overrides_.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+}
+
+std::optional<QuantParams> QuantConfig::lookup(std::string_view module) const {
+  const auto it = std::lower_bound(overrides_.begin(), overrides_.end(), module,
+                                   [](const auto& entry, std::string_view key) { return entry.first < key; });
+  if (it != overrides_.end() && it->first == module) return it->second;
+  return defaults_;
+}
+
+}  // namespace moeflux::format
