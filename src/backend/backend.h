@@ -1,0 +1,79 @@
+// A backend runs ops on streams. Everything above it (blocks, sessions) speaks only this interface.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/ops.h"
+#include "core/buffer.h"
+
+namespace moeflux::backend {
+
+// An ordered queue of ops. Ops on one stream take effect in order; two streams are independent. A stream
+// belongs to one session and one thread at a time. On the CPU run() returns when the op is done.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+};
+
+// Thread-safe for different streams. Two backends share nothing.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string name() const = 0;                   // "cpu avx512, 2 threads"
+  virtual std::unique_ptr<Stream> create_stream() = 0;
+  virtual void synchronize(Stream& stream) = 0;           // returns when all ops of the stream are done
+  virtual Allocator& allocator() noexcept = 0;            // memory that ops may touch
+  virtual Copier& copier() noexcept = 0;
+
+  // Checks shapes (throws Internal: a bug of the caller), then queues the op.
+  template <class Op>
+  void run(Stream& stream, const Op& op) {
+    check(op);
+    if (!nothing_to_do(op)) execute(stream, op);
+  }
+
+ protected:
+  // One overload per op; arguments have been checked and T > 0. Fused ops have a default that composes
+  // plain ones, so a new backend is right before it is fast.
+  virtual void execute(Stream& stream, const Embed& op) = 0;
+  virtual void execute(Stream& stream, const Add& op) = 0;
+  virtual void execute(Stream& stream, const RmsNorm& op) = 0;
+  virtual void execute(Stream& stream, const AddRmsNorm& op);
+  virtual void execute(Stream& stream, const MatMul& op) = 0;
+  virtual void execute(Stream& stream, const Rope& op) = 0;
+  virtual void execute(Stream& stream, const CacheWrite& op) = 0;
+  virtual void execute(Stream& stream, const Attention& op) = 0;
+  virtual void execute(Stream& stream, const SigmoidGate& op) = 0;
+  virtual void execute(Stream& stream, const Glu& op) = 0;
+  virtual void execute(Stream& stream, const Route& op) = 0;
+  virtual void execute(Stream& stream, const ExpertFfn& op) = 0;
+  virtual void execute(Stream& stream, const Combine& op) = 0;
+  virtual void execute(Stream& stream, const CausalConv& op) = 0;
+  virtual void execute(Stream& stream, const L2Norm& op) = 0;
+  virtual void execute(Stream& stream, const DeltaGates& op) = 0;
+  virtual void execute(Stream& stream, const GatedDelta& op) = 0;
+  virtual void execute(Stream& stream, const GatedRmsNorm& op) = 0;
+
+  // For wrappers (TraceBackend, CheckBackend) that hand ops on.
+  template <class Op>
+  static void forward_to(Backend& backend, Stream& stream, const Op& op) {
+    backend.execute(stream, op);
+  }
+
+ private:
+  // No tokens: the first dimension of the first tensor of every op but ExpertFfn counts tokens.
+  template <class Op>
+  static bool nothing_to_do(const Op& op) {
+    bool empty = false, first = true;
+    Op copy = op;
+    copy.each_tensor([&](const char*, TensorView& v, Access) {
+      if (first) empty = v.dim(0) == 0;
+      first = false;
+    });
+    return empty;
+  }
+};
+
+}  // namespace moeflux::backend

@@ -1,0 +1,50 @@
+// Chooses the kernel table, once, at start.
+#include <array>
+
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/cpu_internal.h"
+#include "core/error.h"
+
+namespace moeflux::backend {
+namespace {
+
+std::vector<const cpu::KernelTable*> available_tables() {
+  std::vector<const cpu::KernelTable*> tables;
+  for (const cpu::KernelTable* t : {cpu::avx512_table(), cpu::avx2_table(), cpu::scalar_table()})
+    if (t != nullptr) tables.push_back(t);
+  return tables;
+}
+
+}  // namespace
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (const cpu::KernelTable* t : available_tables()) names.emplace_back(t->name);
+  return names;
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
+  const auto tables = available_tables();
+  for (const cpu::KernelTable* t : tables)
+    if (options.isa.empty() || options.isa == t->name) return std::make_unique<cpu::CpuBackend>(*t, options.n_threads);
+  fail(ErrorCode::InvalidArgument, "instruction set \"{}\" is not available here; choose one of: {}", options.isa,
+       fmt::join(supported_isas(), ", "));
+}
+
+}  // namespace moeflux::backend
+
+namespace moeflux::backend::cpu {
+
+std::string CpuBackend::name() const {
+  return fmt::format("cpu {}, {} thread{}", k_.name, pool_.size(), pool_.size() == 1 ? "" : "s");
+}
+
+std::byte* Scratch::get(std::size_t bytes) {
+  if (buffer_.bytes() < bytes) {
+    buffer_ = Buffer();
+    buffer_ = allocator_.allocate(bytes, 64);
+  }
+  return buffer_.data();
+}
+
+}  // namespace moeflux::backend::cpu

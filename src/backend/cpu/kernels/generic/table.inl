@@ -1,0 +1,30 @@
+// The table of this instruction set, from the bodies above.
+
+namespace {
+
+constexpr KernelTable kTable = {
+    .name = MOEFLUX_ISA_NAME,
+    .exact = {matmul_exact<0>, matmul_exact<1>, matmul_exact<2>, matmul_exact<3>, matmul_exact<4>, matmul_exact<5>,
+              matmul_exact<6>, matmul_exact<7>, matmul_exact<8>, matmul_exact<9>},
+    .fast = {nullptr, nullptr, nullptr, matmul_fast<3>, matmul_fast<4>, matmul_fast<5>, matmul_fast<6>, matmul_fast<7>,
+             matmul_fast<8>, matmul_fast<9>},
+    .decode_row = decode_row,
+    .quantize_row = quantize_row,
+    .add = add_rows,
+    .rms_norm = rms_norm,
+    .gated_rms_norm = gated_rms_norm,
+    .l2_norm = l2_norm,
+    .sigmoid_gate = sigmoid_gate,
+    .silu_glu = silu_glu,
+    .clamped_glu = clamped_glu,
+    .exp_shifted = exp_shifted,
+    .sigmoid = sigmoid_rows,
+    .combine = combine_rows,
+    .attention_group = attention_group,
+    .attention_merge = attention_merge,
+    .attention_finish = attention_finish,
+    .conv = conv_channels,
+    .delta_columns = delta_columns,
+};
+
+}  // namespace

@@ -1,0 +1,127 @@
+// The functions of one instruction set. The backend chooses a table once at start; ops split the work into
+// tasks and call its entries, which validate nothing and allocate nothing.
+//
+// Every table computes the formulas of backend/ops.h to the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/format.h"
+
+namespace moeflux::backend::cpu {
+
+// Activations in 8 bits: per row and group x8, d and the sum of x8.
+struct QuantizedRows {
+  const std::int8_t* x8 = nullptr;   // [T, cols]
+  const float* d = nullptr;          // [T, cols / group]
+  const std::int32_t* sx = nullptr;  // [T, cols / group]
+};
+
+// y[t, r] = W[r] . x[t] (+ bias[r]) for rows [row_begin, row_end) and all tokens.
+struct MatMulBlock {
+  quant::MatrixView w;
+  const float* x = nullptr;  // exact: [T, cols], row stride x_stride
+  std::int64_t x_stride = 0;
+  QuantizedRows xq;             // fast
+  const float* bias = nullptr;  // may be null
+  float* y = nullptr;
+  std::int64_t y_stride = 0;
+  std::int64_t n_tokens = 0;
+  std::byte* scratch = nullptr;  // matmul_scratch_bytes(cols), aligned to 64
+};
+using MatMulFn = void (*)(const MatMulBlock& block, std::int64_t row_begin, std::int64_t row_end) noexcept;
+
+constexpr std::size_t matmul_scratch_bytes(std::int64_t cols) noexcept {
+  // A decoded row (or its codes) and the scales and biases of its groups (at least 32 wide) as f32.
+  return static_cast<std::size_t>(cols) * 4 + static_cast<std::size_t>(cols / 32 + 16) * 8 + 256;
+}
+
+// Formats with a kernel of their own; groups and scale types are run-time values inside.
+inline constexpr int kFormatSlots = 10;
+constexpr int format_slot(const quant::Format& f) noexcept {
+  switch (f.kind) {
+    case quant::FormatKind::F32: return 0;
+    case quant::FormatKind::F16: return 1;
+    case quant::FormatKind::BF16: return 2;
+    case quant::FormatKind::Mxfp4: return 3;
+    case quant::FormatKind::Affine: return f.bits == 8 ? 9 : f.bits + 2;  // 2..6 -> 4..8
+  }
+  return 0;
+}
+
+// One query against the keys [j_begin, j_end) of one group of tiles; running maximum, sum and value sum out.
+struct AttentionGroup {
+  const float* q = nullptr;        // [hd]
+  const std::byte* k = nullptr;    // key of position 0 of this kv head
+  const std::byte* v = nullptr;
+  std::int64_t k_stride = 0;       // elements from one position to the next
+  std::int64_t v_stride = 0;
+  bool f16 = false;
+  std::int64_t head_dim = 0;
+  std::int64_t j_begin = 0, j_end = 0;
+  float scale = 1.0f;
+  float* scores = nullptr;  // Attention::kTile floats of scratch
+};
+
+// Running softmax state of one query: m, l and acc[head_dim].
+struct SoftmaxState {
+  float m;
+  float l;
+  float* acc;
+};
+
+struct DeltaBlock {
+  const float* q = nullptr;  // of the key head; token stride qk_stride
+  const float* k = nullptr;
+  const float* v = nullptr;  // of the value head, column 0
+  const float* decay = nullptr;
+  const float* beta = nullptr;
+  float* state = nullptr;  // [dv, dk]
+  float* y = nullptr;
+  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, decay_stride = 0, beta_stride = 0, y_stride = 0;
+  std::int64_t n_tokens = 0;
+  std::int64_t dk = 0;
+};
+
+struct ConvBlock {
+  const float* u = nullptr;  // [T, C]
+  const float* w = nullptr;  // [C, K]
+  const float* state = nullptr;
+  float* y = nullptr;
+  std::int64_t u_stride = 0, y_stride = 0, n_channels = 0, n_taps = 0, n_tokens = 0;
+};
+
+struct KernelTable {
+  const char* name;
+  MatMulFn exact[kFormatSlots];
+  MatMulFn fast[kFormatSlots];  // null for plain formats
+  void (*decode_row)(const quant::MatrixView& w, std::int64_t row, float* out, std::byte* scratch) noexcept;
+  void (*quantize_row)(const float* x, std::int64_t cols, std::int64_t group, std::int8_t* x8, float* d,
+                       std::int32_t* sx) noexcept;
+  void (*add)(const float* a, const float* b, float* y, std::int64_t n) noexcept;
+  void (*rms_norm)(const float* x, const float* w, float* y, std::int64_t n, float eps) noexcept;
+  void (*gated_rms_norm)(const float* x, const float* gate, const float* w, float* y, std::int64_t n, float eps) noexcept;
+  void (*l2_norm)(const float* x, float* y, std::int64_t n, float eps, float scale) noexcept;
+  void (*sigmoid_gate)(const float* x, const float* gate, float* y, std::int64_t n) noexcept;
+  void (*silu_glu)(const float* gate, const float* up, float* y, std::int64_t n) noexcept;
+  void (*clamped_glu)(const float* gate, const float* up, float* y, std::int64_t n, float limit, float alpha) noexcept;
+  // out[e] = exp(x[e] - max) and their sum16; sigmoid per element.
+  float (*exp_shifted)(const float* x, float* out, std::int64_t n) noexcept;
+  void (*sigmoid)(const float* x, float* out, std::int64_t n) noexcept;
+  // acc = fma(w[r], rows + r * row_stride, ..) over ranks, then the shared row; h += acc.
+  void (*combine)(const float* rows, std::int64_t row_stride, const float* weights, std::int64_t n_ranks,
+                  const float* shared, float shared_weight, bool shared_gated, float* h, std::int64_t n) noexcept;
+  void (*attention_group)(const AttentionGroup& a, SoftmaxState& out) noexcept;
+  void (*attention_merge)(SoftmaxState& into, const SoftmaxState& next, std::int64_t head_dim) noexcept;
+  void (*attention_finish)(const SoftmaxState& s, const float* sink, float* y, std::int64_t head_dim) noexcept;
+  void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
+  void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
+};
+
+// Null where this build or this CPU does not have the instruction set.
+const KernelTable* scalar_table() noexcept;
+const KernelTable* avx2_table() noexcept;
+const KernelTable* avx512_table() noexcept;
+
+}  // namespace moeflux::backend::cpu

@@ -1,0 +1,77 @@
+// CausalConv, DeltaGates, GatedDelta.
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/cpu_internal.h"
+#include "core/scalar_math.h"
+
+namespace moeflux::backend::cpu {
+namespace {
+
+constexpr std::int64_t kChannelsPerTask = 256;
+constexpr std::int64_t kColumnsPerTask = 16;  // 16 columns of 128 keys are 8 KiB of state: first-level cache
+
+// The last K-1 inputs, oldest first, become the state.
+void advance_conv_state(const CausalConv& op) {
+  const std::int64_t keep = op.state.dim(0), n_tokens = op.u.dim(0);
+  const auto row_bytes = static_cast<std::size_t>(op.u.dim(1)) * 4;
+  for (std::int64_t i = 0; i < keep; ++i) {
+    const std::int64_t from = n_tokens - keep + i;  // below 0: an older state row, which lies further on
+    std::memmove(op.state.row(i), from < 0 ? op.state.row(from + keep) : op.u.row(from), row_bytes);
+  }
+}
+
+}  // namespace
+
+void CpuBackend::execute(Stream&, const CausalConv& op) {
+  ConvBlock b;
+  b.u = op.u.f32();
+  b.w = op.w.f32();
+  b.state = op.state.f32();
+  b.y = op.y.f32();
+  b.u_stride = op.u.stride(0);
+  b.y_stride = op.y.stride(0);
+  b.n_channels = op.u.dim(1);
+  b.n_taps = op.w.dim(1);
+  b.n_tokens = op.u.dim(0);
+  pool_.run((b.n_channels + kChannelsPerTask - 1) / kChannelsPerTask, [&](std::int64_t i, int) noexcept {
+    k_.conv(b, i * kChannelsPerTask, std::min(b.n_channels, (i + 1) * kChannelsPerTask));
+  });
+  advance_conv_state(op);
+}
+
+void CpuBackend::execute(Stream&, const DeltaGates& op) {
+  for (std::int64_t t = 0; t < op.a.dim(0); ++t)
+    for (std::int64_t h = 0; h < op.a.dim(1); ++h) {
+      const float g = op.neg_exp_a.f32()[h] * math::softplus(op.a.row(t)[h] + op.dt_bias.f32()[h]);
+      op.decay.row(t)[h] = math::exp(g);
+      op.beta.row(t)[h] = math::sigmoid(op.b.row(t)[h]);
+    }
+}
+
+void CpuBackend::execute(Stream&, const GatedDelta& op) {
+  const std::int64_t n_heads = op.v.dim(1), dv = op.v.dim(2), dk = op.q.dim(2);
+  const std::int64_t blocks = (dv + kColumnsPerTask - 1) / kColumnsPerTask;
+  pool_.run(n_heads * blocks, [&](std::int64_t i, int) noexcept {
+    const std::int64_t h = i / blocks, c = i % blocks * kColumnsPerTask, kh = op.k_head_of(h);
+    DeltaBlock b;
+    b.q = op.q.f32() + kh * op.q.stride(1);
+    b.k = op.k.f32() + kh * op.k.stride(1);
+    b.v = op.v.f32() + h * op.v.stride(1);
+    b.decay = op.decay.f32() + h;
+    b.beta = op.beta.f32() + h;
+    b.state = op.state.f32() + h * dv * dk;
+    b.y = op.y.f32() + h * op.y.stride(1);
+    b.q_stride = op.q.stride(0);
+    b.k_stride = op.k.stride(0);
+    b.v_stride = op.v.stride(0);
+    b.decay_stride = op.decay.stride(0);
+    b.beta_stride = op.beta.stride(0);
+    b.y_stride = op.y.stride(0);
+    b.n_tokens = op.q.dim(0);
+    b.dk = dk;
+    k_.delta_columns(b, c, std::min(dv, c + kColumnsPerTask));
+  });
+}
+
+}  // namespace moeflux::backend::cpu

@@ -1,0 +1,12 @@
+#include "backend/cuda_backend.h"
+
+#include "core/error.h"
+
+namespace moeflux::backend {
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions&) {
+  fail(ErrorCode::Unsupported,
+       "this build of moeflux has no CUDA support; configure with -DMOEFLUX_CUDA=ON or run on the CPU");
+}
+
+}  // namespace moeflux::backend
