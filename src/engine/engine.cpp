@@ -1,0 +1,115 @@
+#include <moeflux/engine.h>
+
+#include <algorithm>
+
+#include "backend/cpu/cpu_backend.h"
+#include "core/error.h"
+#include "engine/engine_impl.h"
+#include "engine/inspect.h"
+#include "format/model_config.h"
+#include "model/binder.h"
+#include "model/family.h"
+#include "store/resident_store.h"
+
+namespace moeflux {
+namespace {
+
+void add_stop(std::vector<TokenId>& out, std::int64_t id, std::int64_t vocab) {
+  if (id < 0 || id >= vocab) return;  // a padding or vision id of another vocabulary
+  const auto token = TokenId(static_cast<std::int32_t>(id));
+  if (std::find(out.begin(), out.end(), token) == out.end()) out.push_back(token);
+}
+
+void add_stops(std::vector<TokenId>& out, const Json& config, std::string_view origin, std::int64_t vocab) {
+  const Json* eos = json_find(config, "eos_token_id");
+  if (eos == nullptr) return;
+  const Json list = eos->is_array() ? *eos : Json::array({*eos});
+  for (const Json& id : list) {
+    if (!id.is_number_integer()) fail(ErrorCode::InvalidModel, "{}: \"eos_token_id\" must be an integer or a list of them", origin);
+    add_stop(out, id.get<std::int64_t>(), vocab);
+  }
+}
+
+// The union of what the generation config, the model config and the tokenizer call an end.
+std::vector<TokenId> collect_stops(const format::ModelFolder& folder, const text::Tokenizer* text, std::int64_t vocab) {
+  std::vector<TokenId> out;
+  const std::string origin = (folder.path() / "generation_config.json").string();
+  for (std::int64_t id : format::parse_generation_config(folder.generation_config(), origin).eos_token_ids) add_stop(out, id, vocab);
+  add_stops(out, folder.config(), folder.config_origin(), vocab);
+  if (const Json* text_config = json_find(folder.config(), "text_config")) add_stops(out, *text_config, folder.config_origin(), vocab);
+  if (text != nullptr && text->eos()) add_stop(out, raw(*text->eos()), vocab);
+  return out;
+}
+
+SamplingParams read_sampling(const format::ModelFolder& folder) {
+  const format::GenerationDefaults d = format::parse_generation_config(folder.generation_config(), (folder.path() / "generation_config.json").string());
+  SamplingParams p;
+  p.temperature = d.temperature.value_or(p.temperature);
+  p.top_k = d.top_k.value_or(p.top_k);
+  p.top_p = d.top_p.value_or(p.top_p);
+  p.min_p = d.min_p.value_or(p.min_p);
+  p.repeat_penalty = d.repetition_penalty.value_or(p.repeat_penalty);
+  if (d.do_sample && !*d.do_sample) p.temperature = 0.0;
+  return p;
+}
+
+std::vector<bool> allowed_ids(const text::Tokenizer& text, std::int64_t vocab) {
+  std::vector<bool> allowed(static_cast<std::size_t>(vocab));
+  for (std::size_t i = 0; i < allowed.size(); ++i) allowed[i] = text.has_token(TokenId(static_cast<std::int32_t>(i)));
+  return allowed;
+}
+
+}  // namespace
+
+void Engine::Impl::log(LogLevel level, std::string_view message) {
+  if (!options.log) return;
+  const std::lock_guard lock(log_mutex);
+  options.log(level, message);
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->options = options;
+  const format::ModelFolder folder = format::ModelFolder::open(options.model);
+  const model::ParsedModel parsed = model::parse_model(folder);
+  const model::Binding binding = model::bind(folder, parsed.spec, parsed.names);
+  binding.require_complete(folder);
+  impl->info = engine::describe(folder, parsed, binding);
+  for (const std::string& w : impl->info.warnings) impl->log(LogLevel::Warning, w);
+
+  if (auto text = engine::load_tokenizer(options.model)) {
+    impl->info.tokenizer = text->description();
+    impl->allowed = allowed_ids(*text, parsed.spec.vocab_size);
+    impl->tokenizer = Tokenizer(std::make_shared<const Tokenizer::Impl>(Tokenizer::Impl{std::move(*text)}));
+  } else {
+    impl->info.missing.emplace_back("tokenizer.json");
+    impl->log(LogLevel::Warning, fmt::format("{}: no tokenizer.json: tokens only, no text", options.model.string()));
+  }
+  impl->stop_tokens = collect_stops(folder, impl->tokenizer ? &impl->tokenizer->impl_->text : nullptr, parsed.spec.vocab_size);
+  impl->sampling = read_sampling(folder);
+
+  impl->backend = backend::make_cpu_backend({options.n_threads, options.isa});
+  impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
+  impl->experts = std::make_unique<store::ResidentStore>(binding.experts, folder, impl->backend->allocator(), impl->backend->copier(), options.progress);
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+const ModelInfo& Engine::info() const noexcept { return impl_->info; }
+std::string Engine::backend_name() const { return impl_->backend->name(); }
+Precision Engine::precision() const noexcept { return impl_->options.precision; }
+const Tokenizer* Engine::tokenizer() const noexcept { return impl_->tokenizer ? &*impl_->tokenizer : nullptr; }
+const std::vector<TokenId>& Engine::stop_tokens() const noexcept { return impl_->stop_tokens; }
+const SamplingParams& Engine::default_sampling() const noexcept { return impl_->sampling; }
+
+std::unique_ptr<Session> Engine::create_session(const SessionOptions& options) {
+  const session::Parts parts{*impl_->model, *impl_->experts, *impl_->backend, impl_->options.precision};
+  const text::Tokenizer* text = impl_->tokenizer ? &impl_->tokenizer->impl_->text : nullptr;
+  return std::unique_ptr<Session>(new Session(std::make_unique<Session::Impl>(parts, options, this, text, &impl_->allowed)));
+}
+
+const char* version() noexcept { return MOEFLUX_VERSION; }
+
+}  // namespace moeflux

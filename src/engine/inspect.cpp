@@ -1,0 +1,81 @@
+#include "engine/inspect.h"
+
+#include <algorithm>
+
+#include "engine/tokenizer.h"
+#include "model/state.h"
+
+namespace moeflux {
+namespace engine {
+namespace {
+
+void describe_layer(const model::LayerSpec& layer, ModelInfo& info) {
+  if (const auto* gqa = std::get_if<model::GqaSpec>(&layer.mixer)) {
+    info.mixers.emplace_back("attention");
+    info.n_heads = gqa->n_heads;
+    info.n_kv_heads = gqa->n_kv_heads;
+    info.head_dim = gqa->head_dim;
+  } else {
+    info.mixers.emplace_back("delta-net");
+  }
+  info.kv_bytes_per_token_f16 += model::kv_bytes(layer, 1, KvType::F16);
+  info.state_bytes += model::recurrent_bytes(layer);
+  if (const auto* moe = std::get_if<model::MoeSpec>(&layer.ffn)) {
+    ++info.n_moe_layers;
+    info.n_experts = moe->n_experts;
+    info.top_k = moe->top_k;
+    info.expert_dim = moe->inner_dim;
+    info.shared_dim = moe->shared_dim;
+  }
+}
+
+// Stored bytes of one expert, without the padding of its record.
+std::uint64_t stored_bytes(const store::RecordLayout& l) {
+  std::uint64_t total = 0;
+  for (const store::RecordMatrix* m : {&l.gate, &l.up, &l.down}) total += m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1);
+  return total;
+}
+
+}  // namespace
+
+ModelInfo describe(const format::ModelFolder& folder, const model::ParsedModel& parsed, const model::Binding& binding) {
+  const model::ModelSpec& spec = parsed.spec;
+  ModelInfo info;
+  info.family = spec.family;
+  info.model_type = spec.model_type;
+  info.path = folder.path();
+  info.n_layers = static_cast<std::int64_t>(spec.layers.size());
+  info.hidden_dim = spec.hidden_dim;
+  info.vocab_size = spec.vocab_size;
+  info.max_context = spec.max_context;
+  for (const model::LayerSpec& layer : spec.layers) describe_layer(layer, info);
+  info.trunk_bytes = binding.trunk_bytes();
+  info.expert_bytes = binding.expert_bytes();
+  info.trunk_formats = binding.trunk_formats;
+  info.expert_formats = binding.expert_formats;
+  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
+    const store::ExpertLayer& experts = binding.experts.layers[l];
+    if (experts.n_experts == 0) continue;
+    const std::uint64_t bytes = stored_bytes(experts.layout);
+    info.bytes_per_expert = std::max(info.bytes_per_expert, bytes);
+    info.active_expert_bytes_per_token += bytes * static_cast<std::uint64_t>(std::get<model::MoeSpec>(spec.layers[l].ffn).top_k);
+  }
+  info.missing = binding.missing;
+  for (const auto* list : {&folder.warnings(), &parsed.warnings, &binding.warnings}) info.warnings.insert(info.warnings.end(), list->begin(), list->end());
+  return info;
+}
+
+}  // namespace engine
+
+ModelInfo inspect_model(const std::filesystem::path& path) {
+  const format::ModelFolder folder = format::ModelFolder::open(path);
+  const model::ParsedModel parsed = model::parse_model(folder);
+  ModelInfo info = engine::describe(folder, parsed, model::bind(folder, parsed.spec, parsed.names));
+  if (const auto tokenizer = engine::load_tokenizer(path))
+    info.tokenizer = tokenizer->description();
+  else
+    info.missing.emplace_back("tokenizer.json");
+  return info;
+}
+
+}  // namespace moeflux

@@ -1,0 +1,180 @@
+#include "model/binder.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "model/expert_binder.h"
+#include "model/tensor_finder.h"
+
+namespace moeflux::model {
+namespace {
+
+using store::MatrixSource;
+using store::VectorSource;
+using Transform = VectorSource::Transform;
+
+class Binder {
+ public:
+  Binder(const format::ModelFolder& folder, const ModelSpec& spec, const TensorNames& names)
+      : folder_(folder), spec_(spec), names_(names), quant_(folder.config(), folder.config_origin()), finder_(folder, quant_) {
+    // A vendor's own quantization leaves scale tensors that mean something else to us.
+    if (!quant_.quant_method().empty())
+      fail(ErrorCode::Unsupported, "{}: quantization method \"{}\" is not supported", folder.config_origin(), quant_.quant_method());
+  }
+
+  Binding run() {
+    Binding out;
+    const std::int64_t d = spec_.hidden_dim, v = spec_.vocab_size;
+    out.sources.embed = finder_.matrix(names_.prefix + names_.embed, v, d);
+    if (!spec_.tied_head) out.sources.head = finder_.matrix(names_.head, v, d);
+    out.sources.final_norm = norm(names_.prefix + names_.final_norm);
+    for (std::size_t i = 0; i < spec_.layers.size(); ++i) {
+      const auto layer = static_cast<std::int64_t>(i);
+      out.sources.layers.push_back(bind_layer(layer));
+      const auto* moe = std::get_if<MoeSpec>(&spec_.layers[i].ffn);
+      out.experts.layers.push_back(moe == nullptr ? store::ExpertLayer{} : bind_experts(finder_, names_, layer, *moe, d));
+    }
+    if (spec_.tied_head) note_tied_head();
+    out.missing = finder_.missing();
+    if (const auto unused = finder_.unused(names_.ignored); !unused.empty() && out.missing.empty()) {
+      const std::vector<std::string> first(unused.begin(), unused.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(unused.size(), 3)));
+      out.warnings.push_back(fmt::format("{} tensor{} not used by this model: {}{}", unused.size(), unused.size() == 1 ? " is" : "s are",
+                                         fmt::join(first, ", "), unused.size() > 3 ? ", .." : ""));
+    }
+    count_formats(out);
+    return out;
+  }
+
+ private:
+  std::string at(std::int64_t layer, std::string_view name) const { return names_.layer(layer, name); }
+
+  VectorSource norm(const std::string& module) {
+    return finder_.vector(module + ".weight", {{static_cast<std::uint64_t>(spec_.hidden_dim)}}, names_.norm_transform);
+  }
+
+  LayerTensors<MatrixSource, VectorSource> bind_layer(std::int64_t l) {
+    LayerTensors<MatrixSource, VectorSource> t;
+    t.input_norm = norm(at(l, names_.input_norm));
+    t.post_norm = norm(at(l, names_.post_norm));
+    const LayerSpec& spec = spec_.layers[static_cast<std::size_t>(l)];
+    std::visit([&](const auto& mixer) { t.mixer = bind_mixer(l, mixer); }, spec.mixer);
+    std::visit([&](const auto& ffn) { t.ffn = bind_ffn(l, ffn); }, spec.ffn);
+    return t;
+  }
+
+  GqaTensors<MatrixSource, VectorSource> bind_mixer(std::int64_t l, const GqaSpec& s) {
+    const std::int64_t d = spec_.hidden_dim;
+    GqaTensors<MatrixSource, VectorSource> t;
+    t.q = finder_.matrix(at(l, names_.q), s.q_dim(), d);
+    t.k = finder_.matrix(at(l, names_.k), s.kv_dim(), d);
+    t.v = finder_.matrix(at(l, names_.v), s.kv_dim(), d);
+    t.o = finder_.matrix(at(l, names_.o), d, s.n_heads * s.head_dim);
+    if (s.qk_norm) {
+      const std::vector<std::vector<std::uint64_t>> shape{{static_cast<std::uint64_t>(s.head_dim)}};
+      t.q_norm = finder_.vector(at(l, names_.q_norm) + ".weight", shape, names_.norm_transform);
+      t.k_norm = finder_.vector(at(l, names_.k_norm) + ".weight", shape, names_.norm_transform);
+    }
+    return t;
+  }
+
+  GatedDeltaTensors<MatrixSource, VectorSource> bind_mixer(std::int64_t l, const GatedDeltaSpec& s) {
+    const std::int64_t d = spec_.hidden_dim;
+    const auto heads = static_cast<std::uint64_t>(s.n_v_heads), width = static_cast<std::uint64_t>(s.conv_width());
+    const auto taps = static_cast<std::uint64_t>(s.n_taps);
+    GatedDeltaTensors<MatrixSource, VectorSource> t;
+    t.qkv = finder_.matrix(at(l, names_.delta_qkv), s.conv_width(), d);
+    t.z = finder_.matrix(at(l, names_.delta_z), s.value_width(), d);
+    t.b = finder_.matrix(at(l, names_.delta_b), s.n_v_heads, d);
+    t.a = finder_.matrix(at(l, names_.delta_a), s.n_v_heads, d);
+    t.out = finder_.matrix(at(l, names_.delta_out), d, s.value_width());
+    // Both layouts of the convolution are the same bytes.
+    t.conv = finder_.vector(at(l, names_.delta_conv) + ".weight", {{width, 1, taps}, {width, taps, 1}}, Transform::None);
+    t.neg_exp_a = finder_.vector(at(l, names_.delta_a_log), {{heads}}, Transform::NegExp);
+    t.dt_bias = finder_.vector(at(l, names_.delta_dt_bias), {{heads}}, Transform::None);
+    t.norm = finder_.vector(at(l, names_.delta_norm) + ".weight", {{static_cast<std::uint64_t>(s.v_dim)}}, Transform::None);
+    return t;
+  }
+
+  FfnTensors<MatrixSource, VectorSource> bind_gate_up_down(const std::string& module, std::int64_t inner) {
+    const std::int64_t d = spec_.hidden_dim;
+    return {finder_.matrix(module + "." + names_.gate, inner, d), finder_.matrix(module + "." + names_.up, inner, d),
+            finder_.matrix(module + "." + names_.down, d, inner)};
+  }
+
+  FfnTensors<MatrixSource, VectorSource> bind_ffn(std::int64_t l, const DenseSpec& s) { return bind_gate_up_down(at(l, names_.dense), s.inner_dim); }
+
+  MoeTensors<MatrixSource, VectorSource> bind_ffn(std::int64_t l, const MoeSpec& s) {
+    MoeTensors<MatrixSource, VectorSource> t;
+    t.router = finder_.matrix(at(l, names_.router), s.n_experts, spec_.hidden_dim);
+    if (s.shared_dim > 0) t.shared = bind_gate_up_down(at(l, names_.shared), s.shared_dim);
+    if (s.shared_gate) t.shared_gate = finder_.matrix(at(l, names_.shared_gate), 1, spec_.hidden_dim);
+    return t;
+  }
+
+  // A head that is stored although the config ties it is the same matrix again: not an extra tensor.
+  void note_tied_head() {
+    if (finder_.exists(names_.head + ".weight")) finder_.matrix(names_.head, spec_.vocab_size, spec_.hidden_dim);
+  }
+
+  static void count_formats(Binding& out) {
+    const auto matrix = [&](const MatrixSource& m) {
+      if (m.rows > 0) out.trunk_formats[m.format.name()] += m.bytes();
+      return 0;
+    };
+    const auto vector = [&](const VectorSource& v) {
+      if (v.count > 0) out.trunk_formats["f32"] += v.bytes();
+      return 0;
+    };
+    struct Visitor {
+      decltype(matrix)& m;
+      decltype(vector)& v;
+      int operator()(const MatrixSource& s) const { return m(s); }
+      int operator()(const VectorSource& s) const { return v(s); }
+    } visit{matrix, vector};
+    visit(out.sources.embed), visit(out.sources.head), visit(out.sources.final_norm);
+    for (const auto& l : out.sources.layers) {
+      visit(l.input_norm), visit(l.post_norm);
+      std::visit([&](const auto& t) { t.map(visit); }, l.mixer);
+      std::visit([&](const auto& t) { t.map(visit); }, l.ffn);
+    }
+    for (const store::ExpertLayer& l : out.experts.layers)
+      for (const store::RecordMatrix* m : {&l.layout.gate, &l.layout.up, &l.layout.down})
+        if (l.n_experts > 0)
+          out.expert_formats[m->format.name()] += static_cast<std::uint64_t>(l.n_experts) * (m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1));
+  }
+
+  const format::ModelFolder& folder_;
+  const ModelSpec& spec_;
+  const TensorNames& names_;
+  format::QuantConfig quant_;
+  TensorFinder finder_;
+};
+
+std::uint64_t sum(const std::map<std::string, std::uint64_t>& by_format) noexcept {
+  std::uint64_t total = 0;
+  for (const auto& [name, bytes] : by_format) total += bytes;
+  return total;
+}
+
+}  // namespace
+
+std::uint64_t Binding::trunk_bytes() const noexcept { return sum(trunk_formats); }
+std::uint64_t Binding::expert_bytes() const noexcept { return sum(expert_formats); }
+
+std::uint64_t Binding::largest_record() const noexcept {
+  std::uint64_t largest = 0;
+  for (const store::ExpertLayer& l : experts.layers) largest = std::max(largest, l.layout.bytes);
+  return largest;
+}
+
+void Binding::require_complete(const format::ModelFolder& folder) const {
+  if (missing.empty()) return;
+  const std::size_t shown = std::min<std::size_t>(missing.size(), 5);
+  const std::vector<std::string> first(missing.begin(), missing.begin() + static_cast<std::ptrdiff_t>(shown));
+  fail(ErrorCode::InvalidModel, "{}: {} tensor{} missing: {}{}", folder.path().string(), missing.size(), missing.size() == 1 ? " is" : "s are",
+       fmt::join(first, ", "), missing.size() > shown ? ", .." : "");
+}
+
+Binding bind(const format::ModelFolder& folder, const ModelSpec& spec, const TensorNames& names) { return Binder(folder, spec, names).run(); }
+
+}  // namespace moeflux::model

@@ -1,0 +1,53 @@
+// The blocks a layer is made of. Each runs backend ops on a stream and takes activation memory from the arena; the caller
+// releases it. x is the normed input [T, D]; pos0 is the position of its first token.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor_view.h"
+#include "model/context.h"
+#include "model/spec.h"
+#include "model/state.h"
+#include "model/tensors.h"
+
+namespace moeflux::model {
+
+// What rotation needs at run time.
+struct RopeWeights {
+  TensorView inv_freq;  // [r / 2]
+  backend::RopeStyle style = backend::RopeStyle::HalfSplit;
+  float magnitude = 1.0f;
+};
+
+// Scratch of each block: the same function sizes the arena and hands it out.
+struct GqaScratch {
+  TensorView q, k, v, heads, y;
+  GqaScratch(Arena& arena, const GqaSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
+};
+struct GatedDeltaScratch {
+  TensorView qkv, conv, z, b, a, decay, beta, heads, y;
+  GatedDeltaScratch(Arena& arena, const GatedDeltaSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
+};
+struct DenseScratch {
+  TensorView y;
+  DenseScratch(Arena& arena, std::int64_t n_tokens, std::int64_t hidden_dim);
+};
+struct MoeTensorScratch {
+  TensorView logits, ids, weights, rows, shared, shared_gate;
+  MoeTensorScratch(Arena& arena, const MoeSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
+};
+
+// Mixers give what is added to the residual stream: [T, D].
+TensorView attention_gqa(Context& c, const GqaSpec& spec, const GqaWeights& w, const RopeWeights& rope, const LayerState& state,
+                         const TensorView& x, std::int64_t pos0, float norm_eps);
+TensorView delta_net(Context& c, const GatedDeltaSpec& spec, const GatedDeltaWeights& w, const LayerState& state, const TensorView& x,
+                     float norm_eps);
+
+// Feed-forwards add to h themselves.
+void dense_ffn(Context& c, const FfnWeights& w, const TensorView& x, const TensorView& h);
+void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h);
+
+// logits [n, V] of n rows of the normed hidden state.
+void head(Context& c, const quant::MatrixView& w, const TensorView& x, const TensorView& logits);
+
+}  // namespace moeflux::model

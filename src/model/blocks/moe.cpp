@@ -1,0 +1,119 @@
+// Mixture of experts: router, lease, shared expert while the misses fly, experts as they land, rows combined in rank order.
+#include <algorithm>
+#include <numeric>
+
+#include "core/clock.h"
+#include "model/blocks/blocks.h"
+
+namespace moeflux::model {
+namespace {
+
+using backend::ExpertWork;
+using backend::FfnMatrices;
+
+// Groups the slots t * k + r by expert (counting sort, stable), and lists the experts that have any.
+void group_by_expert(MoeScratch& m, std::int64_t n_tokens, std::int64_t top_k, std::int64_t n_experts) {
+  const auto n = static_cast<std::size_t>(n_tokens * top_k);
+  m.begin.assign(static_cast<std::size_t>(n_experts) + 1, 0);
+  for (std::size_t i = 0; i < n; ++i) ++m.begin[static_cast<std::size_t>(m.ids[i]) + 1];
+  m.wanted.clear();
+  for (std::int32_t e = 0; e < n_experts; ++e) {
+    if (m.begin[static_cast<std::size_t>(e) + 1] > 0) m.wanted.push_back(ExpertIdx(e));
+    m.begin[static_cast<std::size_t>(e) + 1] += m.begin[static_cast<std::size_t>(e)];
+  }
+  m.order.resize(n);
+  m.rows.resize(n);
+  for (std::size_t i = n; i-- > 0;) {  // backwards, filling each expert's range from its end: order stays ascending
+    const auto at = static_cast<std::size_t>(--m.begin[static_cast<std::size_t>(m.ids[i]) + 1]);
+    m.order[at] = static_cast<std::int32_t>(i);
+    m.rows[at] = static_cast<std::int32_t>(i / static_cast<std::size_t>(top_k));
+  }
+  // begin[e + 1] has walked back to the start of e; shift so that begin[e] is the start of e again.
+  for (std::size_t e = 0; e < static_cast<std::size_t>(n_experts); ++e) m.begin[e] = m.begin[e + 1];
+  m.begin.back() = static_cast<std::int32_t>(n);
+}
+
+ExpertWork work_of(const MoeScratch& m, ExpertIdx e, const store::ExpertView& view) {
+  const auto i = static_cast<std::size_t>(raw(e));
+  const auto first = static_cast<std::size_t>(m.begin[i]), n = static_cast<std::size_t>(m.begin[i + 1]) - first;
+  return {FfnMatrices{view.gate, view.up, view.down, {}, {}, {}}, std::span(m.rows).subspan(first, n), std::span(m.order).subspan(first, n)};
+}
+
+// Computes one lease: whatever is ready goes out as one op; when nothing is, waits for one.
+void run_lease(Context& c, store::ExpertLease& lease, std::span<const ExpertIdx> experts, const TensorView& x, const TensorView& rows) {
+  MoeScratch& m = c.moe;
+  m.pending.resize(experts.size());
+  std::iota(m.pending.begin(), m.pending.end(), std::size_t{0});
+  c.counters.requests += experts.size();
+  for (std::size_t i : m.pending) c.counters.hits += lease.ready(i) ? 1 : 0;
+  while (!m.pending.empty()) {
+    m.works.clear();
+    std::size_t kept = 0;
+    for (std::size_t i : m.pending) {
+      if (lease.ready(i))
+        m.works.push_back(work_of(m, experts[i], lease.wait(i)));
+      else
+        m.pending[kept++] = i;
+    }
+    m.pending.resize(kept);
+    if (m.works.empty()) {
+      const std::uint64_t start = now_ns();
+      lease.wait(m.pending.front());
+      c.counters.stall_ns += now_ns() - start;
+      continue;
+    }
+    c.run(backend::ExpertFfn{x, m.works, rows, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+  }
+}
+
+}  // namespace
+
+std::span<const std::int32_t> all_rows(MoeScratch& s, std::int64_t n) {
+  if (s.all.size() < static_cast<std::size_t>(n)) {
+    s.all.resize(static_cast<std::size_t>(n));
+    std::iota(s.all.begin(), s.all.end(), 0);
+  }
+  return std::span(s.all).first(static_cast<std::size_t>(n));
+}
+
+MoeTensorScratch::MoeTensorScratch(Arena& a, const MoeSpec& s, std::int64_t n, std::int64_t d)
+    : logits(a.f32({n, s.n_experts})), ids(a.i32({n, s.top_k})), weights(a.f32({n, s.top_k})), rows(a.f32({n * s.top_k, d})) {
+  if (s.shared_dim > 0) shared = a.f32({n, d});
+  if (s.shared_gate) shared_gate = a.f32({n, 1});
+}
+
+void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h) {
+  const std::int64_t n = x.dim(0), d = x.dim(1);
+  const MoeTensorScratch s(c.arena, spec, n, d);
+  // Routers see f32 activations in both precisions.
+  c.matmul(x, w.router, s.logits, Precision::Exact);
+  const RouterSpec& r = spec.router;
+  c.run(backend::Route{s.logits, {}, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
+
+  c.backend.synchronize(c.stream);
+  c.moe.ids.resize(static_cast<std::size_t>(n * spec.top_k));
+  c.backend.copier().to_host(reinterpret_cast<std::byte*>(c.moe.ids.data()), static_cast<const std::byte*>(s.ids.data), c.moe.ids.size() * 4);
+  group_by_expert(c.moe, n, spec.top_k, spec.n_experts);
+
+  // The first lease goes out before the shared expert is computed, so that its misses fly meanwhile.
+  const std::size_t batch = c.experts.max_lease();
+  std::span<const ExpertIdx> todo(c.moe.wanted);
+  std::span<const ExpertIdx> now = todo.first(std::min(batch, todo.size()));
+  store::ExpertLease lease = c.experts.acquire(layer, now);
+  if (spec.shared_dim > 0) {
+    const auto rows = all_rows(c.moe, n);
+    const ExpertWork work{FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows, rows};
+    c.run(backend::ExpertFfn{x, {&work, 1}, s.shared, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+  }
+  if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
+  while (!now.empty()) {
+    run_lease(c, lease, now, x, s.rows);
+    c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
+    todo = todo.subspan(now.size());
+    now = todo.first(std::min(batch, todo.size()));
+    lease = now.empty() ? store::ExpertLease{} : c.experts.acquire(layer, now);
+  }
+  c.run(backend::Combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h});
+}
+
+}  // namespace moeflux::model

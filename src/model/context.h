@@ -1,0 +1,58 @@
+// What a block needs besides its weights.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <moeflux/types.h>
+
+#include "backend/backend.h"
+#include "model/arena.h"
+#include "store/expert_store.h"
+
+namespace moeflux::model {
+
+// Counted by the MoE blocks of one session.
+struct ExpertCounters {
+  std::uint64_t requests = 0;
+  std::uint64_t hits = 0;  // in memory when they were asked for
+  std::uint64_t stall_ns = 0;
+};
+
+// Host memory of the MoE block, kept between calls so that a step allocates nothing.
+struct MoeScratch {
+  std::vector<std::int32_t> ids;      // [T, k]
+  std::vector<std::int32_t> order;    // slots t * k + r, grouped by expert
+  std::vector<std::int32_t> rows;     // token of each entry of `order`
+  std::vector<std::int32_t> begin;    // first entry of each expert, n_experts + 1
+  std::vector<ExpertIdx> wanted;      // experts with at least one token, ascending
+  std::vector<backend::ExpertWork> works;
+  std::vector<std::size_t> pending;
+  std::vector<std::int32_t> all;      // 0, 1, 2, ..
+};
+
+// One forward pass of one session. Blocks run ops through it.
+struct Context {
+  backend::Backend& backend;
+  backend::Stream& stream;
+  store::ExpertStore& experts;
+  Arena& arena;
+  MoeScratch& moe;
+  ExpertCounters& counters;
+  Precision precision = Precision::Exact;
+
+  template <class Op>
+  void run(const Op& op) {
+    backend.run(stream, op);
+  }
+  // y = W x for one matrix.
+  void matmul(const TensorView& x, const quant::MatrixView& w, const TensorView& y, Precision p) {
+    const backend::MatMulPart part{w, {}, y};
+    backend.run(stream, backend::MatMul{x, {&part, 1}, p});
+  }
+};
+
+// 0 .. n-1 as the row list of a feed-forward that takes every token.
+std::span<const std::int32_t> all_rows(MoeScratch& scratch, std::int64_t n);
+
+}  // namespace moeflux::model

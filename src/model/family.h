@@ -1,0 +1,72 @@
+// What a family of models must say: how its config reads, and what its tensors are called. One file each in families/.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "format/model_config.h"
+#include "format/model_folder.h"
+#include "model/spec.h"
+#include "store/trunk_store.h"
+
+namespace moeflux::model {
+
+// Tensor names of one folder. Layer names are relative to prefix + "layers.<i>."; a matrix p is found as "p.weight", with
+// "p.scales" (and "p.biases") beside it where it is quantized.
+struct TensorNames {
+  std::string prefix;                 // "model."
+  std::string embed = "embed_tokens";  // relative to prefix
+  std::string final_norm = "norm";     // relative to prefix
+  std::string head = "lm_head";        // as it stands
+
+  std::string input_norm = "input_layernorm", post_norm = "post_attention_layernorm";
+  std::string q = "self_attn.q_proj", k = "self_attn.k_proj", v = "self_attn.v_proj", o = "self_attn.o_proj";
+  std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm";
+
+  std::string delta_qkv = "linear_attn.in_proj_qkv", delta_z = "linear_attn.in_proj_z";
+  std::string delta_b = "linear_attn.in_proj_b", delta_a = "linear_attn.in_proj_a";
+  std::string delta_conv = "linear_attn.conv1d", delta_a_log = "linear_attn.A_log";
+  std::string delta_dt_bias = "linear_attn.dt_bias", delta_norm = "linear_attn.norm", delta_out = "linear_attn.out_proj";
+
+  std::string router = "mlp.gate", shared_gate = "mlp.shared_expert_gate", shared = "mlp.shared_expert";
+  std::string dense = "mlp";
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+  // Routed experts stand in one of three layouts; the names present decide.
+  std::string experts_stacked = "mlp.switch_mlp";   // "<this>.gate_proj.weight" [E, ..]
+  std::string experts_fused = "mlp.experts";        // "<this>.gate_up_proj" [E, 2I, D], "<this>.down_proj" [E, D, I]
+  std::string experts_single = "mlp.experts";       // "<this>.<e>.gate_proj.weight"
+
+  // What the stored norm weight means (all norms but delta_norm, which is plain).
+  store::VectorSource::Transform norm_transform = store::VectorSource::Transform::None;
+
+  // Tensors that are there and rightly not read (towers for other inputs, extra heads): name prefixes.
+  std::vector<std::string> ignored;
+
+  std::string layer(std::int64_t i, std::string_view name) const;
+};
+
+struct Family {
+  std::string_view name;
+  std::span<const std::string_view> model_types;
+  // Unsupported or InvalidModel, naming the key, for a config it cannot honour.
+  ModelSpec (*parse)(format::ModelConfig& config);
+  TensorNames (*names)(const format::ModelFolder& folder, const ModelSpec& spec);
+};
+
+std::span<const Family* const> all_families();
+// By model_type; nullptr when no family reads it.
+const Family* find_family(std::string_view model_type);
+
+// The config of a folder as a spec. Unsupported names an unknown model_type and lists what is known; warnings get the
+// keys nobody knows.
+struct ParsedModel {
+  const Family* family = nullptr;
+  ModelSpec spec;
+  TensorNames names;
+  std::vector<std::string> warnings;
+};
+ParsedModel parse_model(const format::ModelFolder& folder);
+
+}  // namespace moeflux::model

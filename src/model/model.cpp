@@ -1,0 +1,69 @@
+#include "model/model.h"
+
+#include <utility>
+
+namespace moeflux::model {
+namespace {
+
+// Loads sources one by one and reports how far it is.
+class Loader {
+ public:
+  Loader(store::TrunkStore& trunk, std::uint64_t total, const ProgressSink& progress) : trunk_(trunk), total_(total), progress_(progress) {}
+  quant::MatrixView operator()(const store::MatrixSource& s) const { return report(trunk_.load(s)); }
+  TensorView operator()(const store::VectorSource& s) const { return report(trunk_.load(s)); }
+
+ private:
+  template <class T>
+  T report(T view) const {
+    if (progress_) progress_("trunk", trunk_.bytes(), total_);
+    return view;
+  }
+  store::TrunkStore& trunk_;
+  std::uint64_t total_;
+  const ProgressSink& progress_;
+};
+
+}  // namespace
+
+Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress)
+    : spec_(std::move(spec)), trunk_(folder, backend.allocator(), backend.copier()) {
+  binding.require_complete(folder);
+  const Loader load(trunk_, binding.trunk_bytes(), progress);
+  const ModelSources& from = binding.sources;
+  weights_.embed = load(from.embed);
+  weights_.head = load(from.head);
+  weights_.final_norm = load(from.final_norm);
+  for (std::size_t l = 0; l < spec_.layers.size(); ++l) {
+    const auto& source = from.layers[l];
+    LayerWeights& w = weights_.layers.emplace_back();
+    w.input_norm = load(source.input_norm);
+    w.post_norm = load(source.post_norm);
+    std::visit([&](const auto& t) { w.mixer = t.map(load); }, source.mixer);
+    std::visit([&](const auto& t) { w.ffn = t.map(load); }, source.ffn);
+    RopeWeights& rope = ropes_.emplace_back();
+    if (const auto* gqa = std::get_if<GqaSpec>(&spec_.layers[l].mixer))
+      rope = {trunk_.load(std::span<const float>(gqa->rope.inv_freq)), gqa->rope.style, gqa->rope.magnitude};
+  }
+}
+
+std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
+  Arena counter;
+  counter.f32({n, spec.hidden_dim});
+  counter.f32({n, spec.hidden_dim});
+  const std::size_t mark = counter.mark();
+  for (const LayerSpec& layer : spec.layers) {
+    if (const auto* gqa = std::get_if<GqaSpec>(&layer.mixer))
+      GqaScratch(counter, *gqa, n, spec.hidden_dim);
+    else
+      GatedDeltaScratch(counter, std::get<GatedDeltaSpec>(layer.mixer), n, spec.hidden_dim);
+    counter.release(mark);
+    if (const auto* moe = std::get_if<MoeSpec>(&layer.ffn))
+      MoeTensorScratch(counter, *moe, n, spec.hidden_dim);
+    else
+      DenseScratch(counter, n, spec.hidden_dim);
+    counter.release(mark);
+  }
+  return counter.peak();
+}
+
+}  // namespace moeflux::model

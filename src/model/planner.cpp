@@ -1,0 +1,38 @@
+#include "model/planner.h"
+
+#include "core/checked.h"
+#include "model/model.h"
+#include "model/state.h"
+
+namespace moeflux::model {
+
+std::uint64_t kv_bytes(const LayerSpec& layer, std::int64_t ctx, KvType type) {
+  const auto* gqa = std::get_if<GqaSpec>(&layer.mixer);
+  if (gqa == nullptr) return 0;
+  const std::uint64_t row = mul_or_fail(static_cast<std::uint64_t>(gqa->kv_dim()), std::uint64_t{type == KvType::F16 ? 2u : 4u}, "kv cache");
+  return mul_or_fail(mul_or_fail(row, static_cast<std::uint64_t>(ctx), "kv cache"), std::uint64_t{2}, "kv cache");
+}
+
+std::uint64_t recurrent_bytes(const LayerSpec& layer) {
+  const auto* delta = std::get_if<GatedDeltaSpec>(&layer.mixer);
+  if (delta == nullptr) return 0;
+  const std::uint64_t conv = mul_or_fail(static_cast<std::uint64_t>(delta->n_taps - 1), static_cast<std::uint64_t>(delta->conv_width()), "recurrent state");
+  const std::uint64_t state = mul_or_fail(static_cast<std::uint64_t>(delta->value_width()), static_cast<std::uint64_t>(delta->k_dim), "recurrent state");
+  return mul_or_fail(add_or_fail(conv, state, "recurrent state"), std::uint64_t{4}, "recurrent state");
+}
+
+MemoryPlan plan_memory(const ModelSpec& spec, const Binding& binding, std::int64_t ctx, std::int64_t chunk, KvType kv) {
+  MemoryPlan plan;
+  plan.trunk = binding.trunk_bytes();
+  for (const store::ExpertLayer& l : binding.experts.layers)
+    plan.experts = add_or_fail(plan.experts, mul_or_fail(static_cast<std::uint64_t>(l.n_experts), l.layout.bytes, "experts"), "experts");
+  for (const LayerSpec& l : spec.layers) {
+    plan.kv = add_or_fail(plan.kv, kv_bytes(l, ctx, kv), "kv cache");
+    plan.recurrent = add_or_fail(plan.recurrent, recurrent_bytes(l), "recurrent state");
+  }
+  plan.activations = activation_bytes(spec, chunk);
+  plan.logits = mul_or_fail(static_cast<std::uint64_t>(spec.vocab_size), std::uint64_t{4 * (kLogitRows + 1)}, "logits");
+  return plan;
+}
+
+}  // namespace moeflux::model

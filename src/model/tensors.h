@@ -1,0 +1,85 @@
+// The tensors of a model, once as sources on disk and once as views in memory: the same structs over two pairs of types.
+#pragma once
+
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/tensor_view.h"
+#include "quant/format.h"
+#include "store/trunk_store.h"
+
+namespace moeflux::model {
+
+// M is a matrix, V a vector. map(f) gives the same struct with f applied to every member.
+template <class M, class V>
+struct GqaTensors {
+  M q, k, v, o;
+  V q_norm, k_norm;  // [head_dim] or none
+  template <class F>
+  auto map(F&& f) const {
+    using R = GqaTensors<decltype(f(q)), decltype(f(q_norm))>;
+    return R{f(q), f(k), f(v), f(o), f(q_norm), f(k_norm)};
+  }
+};
+
+template <class M, class V>
+struct GatedDeltaTensors {
+  M qkv, z, b, a, out;
+  V conv;       // [conv_width * n_taps], channel-major
+  V neg_exp_a;  // [n_v_heads]
+  V dt_bias;    // [n_v_heads]
+  V norm;       // [v_dim]
+  template <class F>
+  auto map(F&& f) const {
+    using R = GatedDeltaTensors<decltype(f(qkv)), decltype(f(conv))>;
+    return R{f(qkv), f(z), f(b), f(a), f(out), f(conv), f(neg_exp_a), f(dt_bias), f(norm)};
+  }
+};
+
+template <class M, class V>
+struct FfnTensors {
+  M gate, up, down;
+  template <class F>
+  auto map(F&& f) const {
+    using R = FfnTensors<decltype(f(gate)), decltype(f(std::declval<const V&>()))>;
+    return R{f(gate), f(up), f(down)};
+  }
+};
+
+template <class M, class V>
+struct MoeTensors {
+  M router;
+  M shared_gate;                // [1, D] or none
+  FfnTensors<M, V> shared;      // or none
+  template <class F>
+  auto map(F&& f) const {
+    using R = MoeTensors<decltype(f(router)), decltype(f(std::declval<const V&>()))>;
+    return R{f(router), f(shared_gate), shared.map(f)};
+  }
+};
+
+template <class M, class V>
+struct LayerTensors {
+  V input_norm, post_norm;  // [D]
+  std::variant<GqaTensors<M, V>, GatedDeltaTensors<M, V>> mixer;
+  std::variant<FfnTensors<M, V>, MoeTensors<M, V>> ffn;
+};
+
+template <class M, class V>
+struct ModelTensors {
+  M embed;  // [vocab, D]
+  M head;   // none when tied
+  V final_norm;
+  std::vector<LayerTensors<M, V>> layers;
+};
+
+using ModelSources = ModelTensors<store::MatrixSource, store::VectorSource>;
+using ModelWeights = ModelTensors<quant::MatrixView, TensorView>;
+using GqaWeights = GqaTensors<quant::MatrixView, TensorView>;
+using GatedDeltaWeights = GatedDeltaTensors<quant::MatrixView, TensorView>;
+using FfnWeights = FfnTensors<quant::MatrixView, TensorView>;
+using MoeWeights = MoeTensors<quant::MatrixView, TensorView>;
+using LayerWeights = LayerTensors<quant::MatrixView, TensorView>;
+
+}  // namespace moeflux::model

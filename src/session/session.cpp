@@ -1,0 +1,137 @@
+#include "session/session.h"
+
+#include <algorithm>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/hash.h"
+#include "model/planner.h"
+
+namespace moeflux::session {
+namespace {
+
+constexpr std::int64_t kDefaultContext = 4096;
+constexpr std::int64_t kDefaultChunk = 512;
+
+std::int64_t choose_context(std::int64_t wanted, std::int64_t limit) {
+  if (wanted < 0) fail(ErrorCode::InvalidArgument, "a context of {} positions makes no sense", wanted);
+  if (wanted > limit) fail(ErrorCode::InvalidArgument, "a context of {} positions is over the model's limit of {}", wanted, limit);
+  return wanted == 0 ? std::min(limit, kDefaultContext) : wanted;
+}
+
+std::int64_t choose_chunk(std::int64_t wanted, std::int64_t ctx) {
+  if (wanted < 0) fail(ErrorCode::InvalidArgument, "a chunk of {} tokens makes no sense", wanted);
+  return std::min(wanted == 0 ? kDefaultChunk : wanted, ctx);
+}
+
+}  // namespace
+
+Session::Session(const Parts& parts, const SessionOptions& options)
+    : parts_(parts),
+      ctx_(choose_context(options.ctx_size, parts.model.spec().max_context)),
+      chunk_(choose_chunk(options.chunk_size, ctx_)),
+      stream_(parts.backend.create_stream()),
+      state_(parts.model.spec(), ctx_, options.kv, parts.backend.allocator(), parts.backend.copier()),
+      arena_(parts.backend.allocator().allocate(model::activation_bytes(parts.model.spec(), chunk_), 64)),
+      logits_device_(parts.backend.allocator().allocate(static_cast<std::size_t>(model::kLogitRows * parts.model.spec().vocab_size) * 4, 64)),
+      logits_(static_cast<std::size_t>(parts.model.spec().vocab_size)) {
+  history_.reserve(static_cast<std::size_t>(ctx_));
+  chunk_tokens_.reserve(static_cast<std::size_t>(chunk_));
+}
+
+void Session::reset() {
+  state_.reset();
+  history_.clear();
+  has_logits_ = false;
+  broken_ = false;
+}
+
+void Session::check_tokens(std::span<const TokenId> tokens) const {
+  if (broken_) fail(ErrorCode::InvalidArgument, "this session was interrupted in the middle of a computation; reset it first");
+  if (tokens.empty()) fail(ErrorCode::InvalidArgument, "no tokens to compute");
+  const std::int64_t vocab = parts_.model.spec().vocab_size;
+  for (TokenId t : tokens)
+    if (raw(t) < 0 || raw(t) >= vocab) fail(ErrorCode::InvalidArgument, "token id {} is outside the vocabulary of {}", raw(t), vocab);
+  const auto free = static_cast<std::size_t>(ctx_ - position());
+  if (tokens.size() > free)
+    fail(ErrorCode::InvalidArgument, "{} tokens do not fit: the context holds {}, {} of them used", tokens.size(), ctx_, position());
+}
+
+void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& options) {
+  check_tokens(tokens);
+  const bool one_by_one = options.one_at_a_time || tokens.size() == 1;
+  const auto step = static_cast<std::size_t>(one_by_one ? 1 : chunk_);
+  const std::size_t start_size = history_.size();
+  const std::uint64_t start = now_ns();
+  try {
+    for (std::size_t done = 0; done < tokens.size();) {
+      if (cancelled()) fail(ErrorCode::Cancelled, "cancelled");
+      const std::size_t n = std::min(step, tokens.size() - done);
+      run_chunk(tokens.subspan(done, n), done + n == tokens.size(), options);
+      done += n;
+    }
+  } catch (...) {
+    // Chunks that were finished are in the cache but not wanted: without recurrent state the positions are simply free again.
+    broken_ = parts_.model.spec().recurrent();
+    history_.resize(start_size);
+    has_logits_ = false;
+    throw;
+  }
+  count(static_cast<std::int64_t>(tokens.size()), one_by_one, start);
+}
+
+void Session::run_chunk(std::span<const TokenId> tokens, bool last, const EvaluateOptions& options) {
+  model::Context c{parts_.backend, *stream_, parts_.experts, arena_, moe_, counters_, parts_.precision};
+  chunk_tokens_.clear();
+  for (TokenId t : tokens) chunk_tokens_.push_back(raw(t));
+  const std::int64_t pos0 = position();
+  model::ForwardHooks hooks;
+  hooks.before_layer = [this] {
+    if (cancelled()) fail(ErrorCode::Cancelled, "cancelled");
+  };
+  std::vector<float> row;
+  if (options.on_hidden)
+    hooks.hidden = [&](std::int64_t layer, const TensorView& h) {
+      parts_.backend.synchronize(*stream_);
+      row.resize(static_cast<std::size_t>(h.dim(1)));
+      for (std::int64_t t = 0; t < h.dim(0); ++t) {
+        parts_.backend.copier().to_host(reinterpret_cast<std::byte*>(row.data()), reinterpret_cast<const std::byte*>(h.row(t)), row.size() * 4);
+        options.on_hidden(layer, pos0 + t, row);
+      }
+    };
+  const TensorView hidden = parts_.model.forward(c, chunk_tokens_, pos0, state_.layers(), hooks);
+  if (options.on_logits)
+    hand_out_logits(c, hidden, pos0, options.on_logits);
+  else if (last)
+    hand_out_logits(c, hidden.slice(hidden.dim(0) - 1, 1), 0, {});
+  history_.insert(history_.end(), tokens.begin(), tokens.end());
+  has_logits_ = last;
+}
+
+// A few rows at a time: the logits of a whole prompt over a large vocabulary would dwarf everything else. logits_ ends up
+// with the last row.
+void Session::hand_out_logits(model::Context& c, const TensorView& hidden, std::int64_t pos0, const LogitsSink& sink) {
+  const std::int64_t vocab = parts_.model.spec().vocab_size;
+  for (std::int64_t first = 0; first < hidden.dim(0); first += model::kLogitRows) {
+    const std::int64_t n = std::min(model::kLogitRows, hidden.dim(0) - first);
+    const TensorView rows = view_f32(logits_device_.as<float>(), {n, vocab});
+    parts_.model.logits(c, hidden.slice(first, n), rows);
+    parts_.backend.synchronize(*stream_);
+    for (std::int64_t t = 0; t < n; ++t) {
+      parts_.backend.copier().to_host(reinterpret_cast<std::byte*>(logits_.data()), reinterpret_cast<const std::byte*>(rows.row(t)), logits_.size() * 4);
+      if (sink) sink(pos0 + first + t, logits_);
+    }
+  }
+}
+
+void Session::count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns) {
+  (decode ? stats_.decode_tokens : stats_.prefill_tokens) += n_tokens;
+  (decode ? stats_.decode_ns : stats_.prefill_ns) += now_ns() - start_ns;
+  stats_.expert_requests = counters_.requests;
+  stats_.expert_hits = counters_.hits;
+  stats_.stall_ns = counters_.stall_ns;
+  stats_.bytes_read = parts_.experts.stats().bytes_read;
+  stats_.logits_hash = hash_bytes(logits_.data(), logits_.size() * sizeof(float));
+}
+
+}  // namespace moeflux::session

@@ -1,0 +1,76 @@
+// The timeline of one sequence: tokens in, logits out. Knows tokens, never text.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <moeflux/options.h>
+#include <moeflux/session.h>
+#include <moeflux/stats.h>
+
+#include "backend/backend.h"
+#include "model/model.h"
+#include "session/sequence_state.h"
+#include "store/expert_store.h"
+
+namespace moeflux::session {
+
+// What the engine lends a session; all of it outlives the session.
+struct Parts {
+  const model::Model& model;
+  store::ExpertStore& experts;
+  backend::Backend& backend;
+  Precision precision = Precision::Fast;
+};
+
+// One thread at a time, except cancel(). Positions are reserved by a call and committed when it succeeded: an error leaves
+// the session where it was, or, where recurrent state was already touched, refusing further steps until reset().
+class Session {
+ public:
+  // InvalidArgument: a context or chunk size that makes no sense or is over the model's limit.
+  Session(const Parts& parts, const SessionOptions& options);
+
+  void prefill(std::span<const TokenId> tokens) { evaluate(tokens, {}); }
+  void step(TokenId token) { evaluate({&token, 1}, {}); }
+  void evaluate(std::span<const TokenId> tokens, const EvaluateOptions& options);
+
+  std::span<const float> logits() const noexcept { return {logits_.data(), has_logits_ ? logits_.size() : 0}; }
+  std::span<const TokenId> history() const noexcept { return history_; }
+  std::int64_t position() const noexcept { return static_cast<std::int64_t>(history_.size()); }
+  std::int64_t ctx_size() const noexcept { return ctx_; }
+  void reset();
+
+  void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
+  void reset_cancel() noexcept { cancelled_.store(false, std::memory_order_relaxed); }
+  bool cancelled() const noexcept { return cancelled_.load(std::memory_order_relaxed); }
+
+  const SessionStats& stats() const noexcept { return stats_; }
+
+ private:
+  void check_tokens(std::span<const TokenId> tokens) const;
+  void run_chunk(std::span<const TokenId> tokens, bool last, const EvaluateOptions& options);
+  void hand_out_logits(model::Context& c, const TensorView& hidden, std::int64_t pos0, const LogitsSink& sink);
+  void count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns);
+
+  Parts parts_;
+  std::int64_t ctx_ = 0;
+  std::int64_t chunk_ = 0;
+  std::unique_ptr<backend::Stream> stream_;
+  SequenceState state_;
+  model::Arena arena_;
+  model::MoeScratch moe_;
+  model::ExpertCounters counters_;
+  Buffer logits_device_;
+  std::vector<float> logits_;
+  bool has_logits_ = false;
+  bool broken_ = false;
+  std::vector<TokenId> history_;
+  std::vector<std::int32_t> chunk_tokens_;
+  std::atomic<bool> cancelled_{false};
+  SessionStats stats_;
+};
+
+}  // namespace moeflux::session

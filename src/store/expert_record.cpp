@@ -1,0 +1,55 @@
+#include "store/expert_record.h"
+
+#include "core/error.h"
+
+namespace moeflux::store {
+namespace {
+
+std::uint64_t place(RecordMatrix& m, std::uint64_t at) {
+  m.data_at = at;
+  at = round_up(at + m.data_bytes(), kComponentAlign);
+  if (m.format.quantized()) {
+    m.scales_at = at;
+    at = round_up(at + m.scale_bytes(), kComponentAlign);
+  }
+  if (m.format.has_biases()) {
+    m.biases_at = at;
+    at = round_up(at + m.scale_bytes(), kComponentAlign);
+  }
+  return at;
+}
+
+quant::MatrixView view_matrix(const RecordMatrix& m, const std::byte* record) noexcept {
+  quant::MatrixView v;
+  v.format = m.format;
+  v.rows = m.rows;
+  v.cols = m.cols;
+  v.data = record + m.data_at;
+  if (m.format.quantized()) v.scales = record + m.scales_at;
+  if (m.format.has_biases()) v.biases = record + m.biases_at;
+  return v;
+}
+
+}  // namespace
+
+RecordLayout RecordLayout::plan(const RecordMatrix& gate, const RecordMatrix& up, const RecordMatrix& down) {
+  RecordLayout layout{gate, up, down, 0};
+  std::uint64_t at = place(layout.gate, 0);
+  at = place(layout.up, at);
+  at = place(layout.down, at);
+  layout.bytes = round_up(at, kRecordAlign);
+  return layout;
+}
+
+ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept {
+  return {view_matrix(layout.gate, record), view_matrix(layout.up, record), view_matrix(layout.down, record)};
+}
+
+void check_scales(const quant::MatrixView& m, std::string_view what) {
+  if (m.format.kind != quant::FormatKind::Mxfp4) return;
+  const std::uint64_t n = static_cast<std::uint64_t>(m.rows) * m.scale_row_bytes();
+  for (std::uint64_t i = 0; i < n; ++i)
+    if (m.scales[i] == std::byte{255}) fail(ErrorCode::InvalidModel, "{}: scale {} is 255, which e8m0 does not define", what, i);
+}
+
+}  // namespace moeflux::store

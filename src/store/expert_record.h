@@ -1,0 +1,75 @@
+// An expert in memory: one 4 KiB-aligned record with gate, up, down and their scales, and where its bytes lie on disk.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <moeflux/types.h>
+
+#include "core/checked.h"
+#include "format/model_folder.h"
+#include "quant/format.h"
+
+namespace moeflux::store {
+
+// Records start and end at this alignment: direct reads and huge pages ask for it.
+inline constexpr std::uint64_t kRecordAlign = 4096;
+// Every component starts at this alignment inside its record: a cache line.
+inline constexpr std::uint64_t kComponentAlign = 64;
+
+// One matrix inside a record.
+struct RecordMatrix {
+  quant::Format format;
+  std::int64_t rows = 0, cols = 0;
+  std::uint64_t data_at = 0, scales_at = 0, biases_at = 0;  // offsets in the record
+
+  std::uint64_t data_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.row_bytes(static_cast<std::uint64_t>(cols)); }
+  std::uint64_t scale_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.scale_row_bytes(static_cast<std::uint64_t>(cols)); }
+};
+
+// Where everything is in the records of one layer (all its experts are alike).
+struct RecordLayout {
+  RecordMatrix gate, up, down;
+  std::uint64_t bytes = 0;  // a multiple of kRecordAlign
+
+  // Gate and up before down, each matrix followed by its scales and biases.
+  static RecordLayout plan(const RecordMatrix& gate, const RecordMatrix& up, const RecordMatrix& down);
+};
+
+// A run of file bytes and its place in the record.
+struct RecordPiece {
+  format::Extent source;
+  std::uint64_t record_offset = 0;
+};
+
+// The experts of one layer on disk. Empty (no experts) for a dense layer.
+struct ExpertLayer {
+  RecordLayout layout;
+  std::int64_t n_experts = 0;
+  std::size_t pieces_per_expert = 0;
+  std::vector<RecordPiece> pieces;  // [n_experts, pieces_per_expert]
+
+  std::span<const RecordPiece> expert(ExpertIdx e) const noexcept {
+    return {pieces.data() + static_cast<std::size_t>(raw(e)) * pieces_per_expert, pieces_per_expert};
+  }
+};
+
+// All routed experts of a model, by layer.
+struct ExpertCatalog {
+  std::vector<ExpertLayer> layers;
+  const ExpertLayer& layer(LayerIdx l) const noexcept { return layers[static_cast<std::size_t>(raw(l))]; }
+};
+
+// The matrices of a record in memory. Valid while the lease that gave it lives.
+struct ExpertView {
+  quant::MatrixView gate, up, down;
+};
+
+ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept;
+
+// Checks what only the data can tell: an MXFP4 scale of 255 has no value. InvalidModel naming `what`.
+void check_scales(const quant::MatrixView& matrix, std::string_view what);
+
+}  // namespace moeflux::store

@@ -1,0 +1,91 @@
+// The only way to reach a routed expert.
+//
+// acquire() pins the wanted experts and returns at once; slots may still be loading. The lease is the pin: while it
+// lives none of its experts can be evicted. Results never depend on what was in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include <moeflux/types.h>
+
+#include "store/expert_record.h"
+
+namespace moeflux::store {
+
+class ExpertStore;
+
+// Move-only pin on a set of experts of one layer, in the order they were asked for.
+class ExpertLease {
+ public:
+  ExpertLease() = default;
+  ExpertLease(ExpertLease&& other) noexcept { swap(other); }
+  ExpertLease& operator=(ExpertLease&& other) noexcept {
+    ExpertLease tmp(std::move(other));
+    swap(tmp);
+    return *this;
+  }
+  ExpertLease(const ExpertLease&) = delete;
+  ExpertLease& operator=(const ExpertLease&) = delete;
+  ~ExpertLease();
+
+  std::size_t size() const noexcept { return size_; }
+  // Expert i is in memory: wait(i) will not block.
+  bool ready(std::size_t i) const noexcept;
+  // Blocks until expert i is in memory. Throws Io or InvalidModel naming file, layer and expert when it could not be
+  // read; the lease stays valid and the other experts with it.
+  ExpertView wait(std::size_t i);
+
+ private:
+  friend class ExpertStore;
+  ExpertLease(ExpertStore* store, std::uint32_t ticket, std::size_t size) : store_(store), ticket_(ticket), size_(size) {}
+  void swap(ExpertLease& other) noexcept {
+    std::swap(store_, other.store_);
+    std::swap(ticket_, other.ticket_);
+    std::swap(size_, other.size_);
+  }
+  ExpertStore* store_ = nullptr;
+  std::uint32_t ticket_ = 0;
+  std::size_t size_ = 0;
+};
+
+// Counters since the store was made. Requests count experts, not bytes.
+struct StoreStats {
+  std::uint64_t requests = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t bytes_read = 0;  // by acquire; loading at start is not counted
+};
+
+// Thread-safe: sessions share one.
+class ExpertStore {
+ public:
+  virtual ~ExpertStore() = default;
+
+  // `experts` are distinct and at most max_lease(). Returns at once.
+  ExpertLease acquire(LayerIdx layer, std::span<const ExpertIdx> experts) {
+    return ExpertLease(this, pin(layer, experts), experts.size());
+  }
+  // Experts that may be wanted soon: low priority, never blocks, may be dropped.
+  virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
+  // The most experts one lease may hold; never less than a token's top-k.
+  virtual std::size_t max_lease() const noexcept = 0;
+  virtual StoreStats stats() const noexcept = 0;
+
+ protected:
+  friend class ExpertLease;
+  // A ticket stands for one lease until unpin().
+  virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) = 0;
+  virtual bool ready(std::uint32_t ticket, std::size_t i) const noexcept = 0;
+  virtual ExpertView wait(std::uint32_t ticket, std::size_t i) = 0;
+  virtual void unpin(std::uint32_t ticket) noexcept = 0;
+};
+
+inline ExpertLease::~ExpertLease() {
+  if (store_ != nullptr) store_->unpin(ticket_);
+}
+inline bool ExpertLease::ready(std::size_t i) const noexcept { return store_->ready(ticket_, i); }
+inline ExpertView ExpertLease::wait(std::size_t i) { return store_->wait(ticket_, i); }
+
+}  // namespace moeflux::store

@@ -1,0 +1,50 @@
+// An ExpertStore that holds every expert in memory: all hits, for models that fit and as the oracle of stores that
+// stream.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/buffer.h"
+#include "store/expert_store.h"
+
+namespace moeflux::store {
+
+class ResidentStore final : public ExpertStore {
+ public:
+  // Reads all experts of the catalog. The folder is needed only here; allocator and copier must outlive the store.
+  // Throws Io (file, layer, expert), OutOfMemory.
+  ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator, Copier& copier,
+                const ProgressSink& progress);
+
+  void hint(LayerIdx, std::span<const ExpertIdx>, float) noexcept override {}
+  std::size_t max_lease() const noexcept override { return max_experts_; }
+  StoreStats stats() const noexcept override;
+
+ protected:
+  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
+  bool ready(std::uint32_t, std::size_t) const noexcept override { return true; }
+  ExpertView wait(std::uint32_t ticket, std::size_t i) override;
+  void unpin(std::uint32_t ticket) noexcept override;
+
+ private:
+  struct Layer {
+    RecordLayout layout;
+    Buffer records;  // [n_experts] of layout.bytes
+    std::int64_t n_experts = 0;
+  };
+  struct Ticket {
+    LayerIdx layer{};
+    std::vector<ExpertIdx> experts;
+  };
+
+  std::vector<Layer> layers_;
+  std::size_t max_experts_ = 0;
+  mutable std::mutex mutex_;  // tickets and counters
+  std::vector<Ticket> tickets_;
+  std::vector<std::uint32_t> free_;
+  StoreStats stats_;
+};
+
+}  // namespace moeflux::store

@@ -1,0 +1,72 @@
+// The dense part of a model, resident for the engine's life: matrices in their stored format, vectors as f32.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <moeflux/types.h>
+
+#include "core/buffer.h"
+#include "core/tensor_view.h"
+#include "format/model_folder.h"
+#include "quant/format.h"
+
+namespace moeflux::store {
+
+// A matrix on disk. rows == 0: there is none.
+struct MatrixSource {
+  // Rows [begin, begin + n) of the tensor, in the order the model wants them.
+  struct RowRun {
+    std::int64_t begin = 0, n = 0;
+  };
+
+  std::string name;  // of the tensor, for messages
+  quant::Format format;
+  std::int64_t rows = 0, cols = 0;
+  format::Extent data, scales, biases;
+  std::vector<RowRun> runs;  // empty: all rows as they are; else they add up to `rows`
+
+  std::uint64_t bytes() const noexcept { return format.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)); }
+};
+
+// A small tensor that is kept as f32. count == 0: there is none.
+struct VectorSource {
+  enum class Transform : std::uint8_t { None, PlusOne, NegExp };  // w, 1 + w, -exp(w)
+
+  std::string name;
+  DType dtype = DType::F32;
+  format::Extent data;
+  std::int64_t count = 0;
+  Transform transform = Transform::None;
+
+  std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(count) * 4; }
+};
+
+// Reads tensors into memory it owns; the views it returns live as long as it does.
+class TrunkStore {
+ public:
+  // `folder` is used by load calls only; allocator and copier must outlive the store.
+  TrunkStore(const format::ModelFolder& folder, Allocator& allocator, Copier& copier)
+      : folder_(folder), allocator_(allocator), copier_(copier) {}
+
+  quant::MatrixView load(const MatrixSource& source);  // an empty view for no source
+  TensorView load(const VectorSource& source);         // [count] f32
+  TensorView load(std::span<const float> values);      // computed at load, for example rope frequencies
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  // `runs` in units of row_bytes; empty: everything.
+  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const std::vector<MatrixSource::RowRun>& runs);
+  Buffer& add(std::uint64_t bytes);
+
+  const format::ModelFolder& folder_;
+  Allocator& allocator_;
+  Copier& copier_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::byte> staging_;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace moeflux::store
