@@ -58,6 +58,7 @@ void Session::check_tokens(std::span<const TokenId> tokens) const {
 }
 
 void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& options) {
+  if (cancelled()) fail(ErrorCode::Cancelled, "cancelled");
   check_tokens(tokens);
   const bool one_by_one = options.one_at_a_time || tokens.size() == 1;
   const auto step = static_cast<std::size_t>(one_by_one ? 1 : chunk_);

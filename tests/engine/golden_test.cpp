@@ -1,0 +1,211 @@
+// Every registered family against the expected values of an independent implementation.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "core/json.h"
+#include "model/family.h"
+#include "support/evaluate.h"
+#include "support/temp_dir.h"
+#include "support/tensor_file.h"
+
+namespace moeflux::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> golden_folders(const std::string& family) {
+  std::vector<std::string> out;
+  for (const auto& entry : fs::directory_iterator(fixtures()))
+    if (entry.path().filename().string().starts_with(family + "-") && fs::exists(entry.path() / "golden.safetensors"))
+      out.push_back(entry.path().filename().string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// "-bf16" folders hold plain weights, "-mlx4" quantized ones.
+std::vector<std::string> goldens(const std::string& suffix = "") {
+  std::vector<std::string> out;
+  for (const model::Family* f : model::all_families())
+    for (const std::string& g : golden_folders(std::string(f->name)))
+      if (g.ends_with(suffix)) out.push_back(g);
+  return out;
+}
+
+TEST(Registry, EveryFamilyHasAGolden) {
+  ASSERT_FALSE(model::all_families().empty());
+  for (const model::Family* f : model::all_families()) EXPECT_FALSE(golden_folders(std::string(f->name)).empty()) << f->name;
+}
+
+class Golden : public testing::TestWithParam<std::string> {
+ protected:
+  fs::path folder() const { return fixtures() / GetParam(); }
+  TensorFile golden() const { return TensorFile::load(folder() / "golden.safetensors"); }
+};
+
+TEST_P(Golden, ExactLogitsAndHiddenStates) {
+  const TensorFile g = golden();
+  const auto tokens = to_tokens(g.ints("tokens"));
+  for (const bool decode : {false, true}) {
+    const RunResult r = run(folder(), tokens, {.decode = decode, .hidden = true});
+    EXPECT_LE(max_abs_difference(r.logits, g.floats("logits")), 2e-3) << "decode " << decode;
+    std::int64_t n_hidden = 0;
+    for (; g.tensors.contains("hidden." + std::to_string(n_hidden)); ++n_hidden) {
+      ASSERT_TRUE(r.hidden.contains(n_hidden)) << n_hidden;
+      EXPECT_LE(relative_difference(r.hidden.at(n_hidden), g.floats("hidden." + std::to_string(n_hidden))), 1e-3) << "hidden." << n_hidden;
+    }
+    EXPECT_EQ(static_cast<std::int64_t>(r.hidden.size()), n_hidden);
+    EXPECT_GE(n_hidden, 2);
+  }
+}
+
+TEST_P(Golden, GreedyContinuation) {
+  const TensorFile g = golden();
+  const auto engine = open_engine(folder(), {});
+  const auto session = engine->create_session({.ctx_size = 128});
+  const auto want = g.ints("greedy");
+  const auto margins = g.floats("greedy_margin");
+  session->prefill(to_tokens(g.ints("tokens")));
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const auto logits = session->logits();
+    const auto best = static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (margins[i] > 4e-3f) {  // twice the error allowed for a logit
+      ASSERT_EQ(best, want[i]) << "step " << i;
+    }
+    session->step(TokenId(want[i]));
+  }
+}
+
+// The generator's own greedy loop.
+TEST_P(Golden, GenerateIsGreedyAtTemperatureZero) {
+  const TensorFile g = golden();
+  const auto margins = g.floats("greedy_margin");
+  // Compared up to the first step that is too close to call.
+  const auto close = std::find_if(margins.begin(), margins.end(), [](float m) { return m < 4e-3f; });
+  const auto n_sure = static_cast<std::size_t>(close - margins.begin());
+  const auto engine = open_engine(folder(), {});
+  const auto session = engine->create_session({.ctx_size = 128});
+  std::vector<std::int32_t> got;
+  GenerateOptions o;
+  o.max_tokens = static_cast<std::int64_t>(g.ints("greedy").size());
+  o.sampling.temperature = 0.0;
+  o.ignore_stop = true;
+  o.on_token = [&](TokenId t, std::string_view) {
+    got.push_back(raw(t));
+    return true;
+  };
+  session->generate(to_tokens(g.ints("tokens")), o);
+  auto want = g.ints("greedy");
+  ASSERT_EQ(got.size(), want.size());
+  got.resize(n_sure);
+  want.resize(n_sure);
+  EXPECT_GT(n_sure, 0u);
+  EXPECT_EQ(got, want);
+}
+
+class QuantizedGolden : public Golden {};
+
+TEST_P(QuantizedGolden, FastLogits) {
+  const TensorFile g = golden();
+  const auto want = g.floats("logits_fast");
+  const auto stable = g.ints("fast_stable");
+  const auto vocab = static_cast<std::size_t>(g.at("logits_fast").shape[1]);
+  const RunResult r = run(folder(), to_tokens(g.ints("tokens")), {.precision = Precision::Fast});
+  ASSERT_EQ(r.logits.size(), want.size());
+  int n_stable = 0, n_good = 0;
+  for (std::size_t t = 0; t < stable.size(); ++t) {
+    if (stable[t] != 1) continue;
+    ++n_stable;
+    const std::span<const float> got(&r.logits[t * vocab], vocab), expected(&want[t * vocab], vocab);
+    n_good += cosine(got, expected) >= 0.99999 ? 1 : 0;
+  }
+  EXPECT_GT(n_stable, 0);
+  EXPECT_GE(n_good * 10, n_stable * 9) << n_good << " of " << n_stable;
+}
+
+// Plain weights see f32 activations in both precisions.
+class PlainGolden : public Golden {};
+
+TEST_P(PlainGolden, FastEqualsExact) {
+  const auto tokens = to_tokens(golden().ints("tokens"));
+  EXPECT_EQ(run(folder(), tokens, {.precision = Precision::Fast}).logits, run(folder(), tokens, {}).logits);
+}
+
+std::string test_name(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, Golden, testing::ValuesIn(goldens()), test_name);
+INSTANTIATE_TEST_SUITE_P(Fixtures, PlainGolden, testing::ValuesIn(goldens("-bf16")), test_name);
+INSTANTIATE_TEST_SUITE_P(Fixtures, QuantizedGolden, testing::ValuesIn(goldens("-mlx4")), test_name);
+
+TensorFile demo_golden() { return TensorFile::load(fixtures() / "demo-golden/golden.safetensors"); }
+
+TEST(Demo, ExactLogits) {
+  const TensorFile g = demo_golden();
+  EXPECT_LE(max_abs_difference(run(demo_model(), to_tokens(g.ints("tokens")), {}).logits, g.floats("logits")), 2e-3);
+}
+
+TEST(Demo, SixtyFourGreedyTokens) {
+  const TensorFile g = demo_golden();
+  const auto engine = open_engine(demo_model(), {});
+  const auto session = engine->create_session({});
+  std::vector<std::int32_t> got;
+  GenerateOptions o;
+  o.max_tokens = 64;
+  o.sampling.temperature = 0.0;
+  o.ignore_stop = true;
+  o.on_token = [&](TokenId t, std::string_view) {
+    got.push_back(raw(t));
+    return true;
+  };
+  session->generate(to_tokens(g.ints("greedy_prompt")), o);
+  const auto want = g.ints("greedy");
+  const auto margins = g.floats("greedy_margin");
+  ASSERT_EQ(got.size(), want.size());
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    ASSERT_EQ(got[i], want[i]) << "step " << i << ", margin " << margins[i];
+  }
+}
+
+// The protocol of golden_ppl.json over text that is not part of this repository.
+double demo_perplexity(Precision precision) {
+  const TensorFile ids = TensorFile::load(fs::path(MOEFLUX_SOURCE_DIR) / "../shared/fixtures/demo-golden/val_tokens.safetensors");
+  const auto tokens = to_tokens(ids.ints("val_tokens"));
+  const auto engine = open_engine(demo_model(), {.precision = precision});
+  const auto session = engine->create_session({.ctx_size = 1024});
+  double total = 0.0;
+  const std::size_t windows = (tokens.size() - 1) / 1024;
+  for (std::size_t w = 0; w < windows; ++w) {
+    session->reset();
+    double window = 0.0;
+    EvaluateOptions e;
+    e.on_logits = [&](std::int64_t position, std::span<const float> l) {
+      const float top = *std::max_element(l.begin(), l.end());
+      double sum = 0.0;
+      for (float x : l) sum += std::exp(static_cast<double>(x) - static_cast<double>(top));
+      const auto target = static_cast<std::size_t>(raw(tokens[w * 1024 + static_cast<std::size_t>(position) + 1]));
+      window += std::log(sum) + static_cast<double>(top) - static_cast<double>(l[target]);
+    };
+    session->evaluate(std::span(tokens).subspan(w * 1024, 1024), e);
+    total += window / 1024.0;
+  }
+  return std::exp(total / static_cast<double>(windows));
+}
+
+TEST(DemoPerplexity, ExactAndFast) {
+  if (!fs::exists(fs::path(MOEFLUX_SOURCE_DIR) / "../shared/fixtures/demo-golden/val_tokens.safetensors"))
+    GTEST_SKIP() << "the held-out text is not here (../shared)";
+  std::ifstream file(fixtures() / "demo-golden/golden_ppl.json");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const double want = parse_json(text, "golden_ppl.json")["val_ppl"].get<double>();
+  EXPECT_NEAR(demo_perplexity(Precision::Exact), want, want * 0.0005);
+  EXPECT_NEAR(demo_perplexity(Precision::Fast), want, want * 0.003);
+}
+
+}  // namespace
+}  // namespace moeflux::test
