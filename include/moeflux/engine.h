@@ -78,6 +78,8 @@ class Engine {
 
   const ModelInfo& info() const noexcept;
   std::string backend_name() const;  // "cpu avx512, 2 threads"
+  // "all 10240 experts in memory", "2560 of 10240 experts in memory, streamed by uring".
+  const std::string& experts_description() const noexcept;
   Precision precision() const noexcept;
 
   std::unique_ptr<Session> create_session(const SessionOptions& options);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_fwd.h"
 
 namespace moeflux::format {
 

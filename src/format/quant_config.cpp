@@ -2,6 +2,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "format/model_config.h"
 #include "format/printable.h"
 

@@ -1,5 +1,7 @@
 #include "model/planner.h"
 
+#include <algorithm>
+
 #include "core/checked.h"
 #include "model/model.h"
 #include "model/state.h"
@@ -21,6 +23,24 @@ std::uint64_t recurrent_bytes(const LayerSpec& layer) {
   return mul_or_fail(add_or_fail(conv, state, "recurrent state"), std::uint64_t{4}, "recurrent state");
 }
 
+namespace {
+
+// Rows of a chunk in its widest layer, as a backend gathers, multiplies and quantizes them.
+std::uint64_t scratch_bytes(const ModelSpec& spec, std::int64_t chunk) {
+  std::uint64_t most = 0;
+  for (const LayerSpec& l : spec.layers) {
+    const auto* moe = std::get_if<MoeSpec>(&l.ffn);
+    const std::int64_t rows = chunk * (moe != nullptr ? moe->top_k : 1);
+    const std::int64_t inner = moe != nullptr ? std::max(moe->inner_dim, moe->shared_dim) : std::get<DenseSpec>(l.ffn).inner_dim;
+    // Input and output rows and both intermediates in f32, and one row more in 8 bits with its group scales.
+    const std::int64_t per_row = 8 * spec.hidden_dim + 8 * inner + 2 * std::max(spec.hidden_dim, inner);
+    most = std::max(most, mul_or_fail(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(per_row), "scratch memory"));
+  }
+  return most;
+}
+
+}  // namespace
+
 MemoryPlan plan_memory(const ModelSpec& spec, const Binding& binding, std::int64_t ctx, std::int64_t chunk, KvType kv) {
   MemoryPlan plan;
   plan.trunk = binding.trunk_bytes();
@@ -32,6 +52,7 @@ MemoryPlan plan_memory(const ModelSpec& spec, const Binding& binding, std::int64
   }
   plan.activations = activation_bytes(spec, chunk);
   plan.logits = mul_or_fail(static_cast<std::uint64_t>(spec.vocab_size), std::uint64_t{4 * (kLogitRows + 1)}, "logits");
+  plan.scratch = scratch_bytes(spec, chunk);
   return plan;
 }
 

@@ -81,6 +81,8 @@ class ExpertStore {
   virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
   // The most experts one lease may hold; never less than a token's top-k.
   virtual std::size_t max_lease() const noexcept = 0;
+  // How many experts of a prompt should be asked for at once: what is read ahead while the ones before are computed.
+  virtual std::size_t scan_batch() const noexcept = 0;
   virtual StoreStats stats() const noexcept = 0;
 
  protected:

@@ -20,6 +20,7 @@ class ResidentStore final : public ExpertStore {
 
   void hint(LayerIdx, std::span<const ExpertIdx>, float) noexcept override {}
   std::size_t max_lease() const noexcept override { return max_experts_; }
+  std::size_t scan_batch() const noexcept override { return max_experts_; }
   StoreStats stats() const noexcept override;
 
  protected:

@@ -285,8 +285,9 @@ StoreStats StreamingStore::stats() const noexcept {
   return stats_;
 }
 
-std::size_t StreamingStore::busy_slots() const {
+std::size_t StreamingStore::busy_slots() {
   const std::lock_guard lock(mutex_);
+  drain();
   return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.pins > 0 || s.state == State::Loading; }));
 }
 

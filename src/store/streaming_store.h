@@ -5,6 +5,7 @@
 // sessions to end. What is in memory never changes a result.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -40,11 +41,13 @@ class StreamingStore final : public ExpertStore {
 
   void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept override;
   std::size_t max_lease() const noexcept override { return max_lease_; }
+  // Enough bytes in flight to keep a disk busy, few slots away from what decoding lives on.
+  std::size_t scan_batch() const noexcept override { return std::min<std::size_t>(8, max_lease_); }
   StoreStats stats() const noexcept override;
   io::ReaderInfo reader_info() const { return reader_->info(); }
 
-  // For tests: slots that are pinned or loading.
-  std::size_t busy_slots() const;
+  // For tests: slots that are pinned or still loading.
+  std::size_t busy_slots();
 
  protected:
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) override;

@@ -66,6 +66,53 @@ void run_lease(Context& c, store::ExpertLease& lease, std::span<const ExpertIdx>
   }
 }
 
+void run_shared(Context& c, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+  if (spec.shared_dim > 0) {
+    const auto rows = all_rows(c.moe, x.dim(0));
+    const ExpertWork work{FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows, rows};
+    c.run(backend::ExpertFfn{x, {&work, 1}, s.shared, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+  }
+  if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
+}
+
+// How much this use should count for keeping an expert. A decoded token's counts fully; of a prompt, which passes once, the
+// experts that many of its tokens chose count more than the others, and none as much as decoding.
+void weigh_uses(MoeScratch& m, std::int64_t n_tokens) {
+  m.weights.clear();
+  if (n_tokens == 1) return;
+  for (ExpertIdx e : m.wanted) {
+    const auto i = static_cast<std::size_t>(raw(e));
+    const auto uses = static_cast<float>(m.begin[i + 1] - m.begin[i]);
+    m.weights.push_back(0.5f * std::min(1.0f, uses / static_cast<float>(n_tokens) * 4.0f));
+  }
+}
+
+// The experts of a layer in ascending order, which is file order, a batch at a time: while one is computed the next is being
+// read. The first goes out before the shared expert is computed, so that its misses fly meanwhile.
+void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+  weigh_uses(c.moe, x.dim(0));
+  const std::span<const ExpertIdx> all(c.moe.wanted);
+  const std::span<const float> weights(c.moe.weights);
+  const std::size_t batch = x.dim(0) == 1 ? c.experts.max_lease() : c.experts.scan_batch();
+  const auto part = [&](std::size_t at) { return all.subspan(at, std::min(batch, all.size() - at)); };
+  const auto part_weights = [&](std::size_t at) { return weights.empty() ? weights : weights.subspan(at, part(at).size()); };
+
+  store::ExpertLease lease = c.experts.acquire(layer, part(0), part_weights(0));
+  run_shared(c, spec, w, x, s);
+  for (std::size_t at = 0; at < all.size();) {
+    const std::span<const ExpertIdx> now = part(at);
+    const std::size_t after = at + now.size();
+    store::ExpertLease next;
+    if (after < all.size()) next = c.experts.try_acquire(layer, part(after), part_weights(after));
+    run_lease(c, lease, now, x, s.rows);
+    c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
+    lease = store::ExpertLease{};
+    if (after < all.size() && !next) next = c.experts.acquire(layer, part(after), part_weights(after));
+    lease = std::move(next);
+    at = after;
+  }
+}
+
 }  // namespace
 
 std::span<const std::int32_t> all_rows(MoeScratch& s, std::int64_t n) {
@@ -95,24 +142,7 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   c.backend.copier().to_host(reinterpret_cast<std::byte*>(c.moe.ids.data()), static_cast<const std::byte*>(s.ids.data), c.moe.ids.size() * 4);
   group_by_expert(c.moe, n, spec.top_k, spec.n_experts);
 
-  // The first lease goes out before the shared expert is computed, so that its misses fly meanwhile.
-  const std::size_t batch = c.experts.max_lease();
-  std::span<const ExpertIdx> todo(c.moe.wanted);
-  std::span<const ExpertIdx> now = todo.first(std::min(batch, todo.size()));
-  store::ExpertLease lease = c.experts.acquire(layer, now);
-  if (spec.shared_dim > 0) {
-    const auto rows = all_rows(c.moe, n);
-    const ExpertWork work{FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows, rows};
-    c.run(backend::ExpertFfn{x, {&work, 1}, s.shared, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
-  }
-  if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
-  while (!now.empty()) {
-    run_lease(c, lease, now, x, s.rows);
-    c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
-    todo = todo.subspan(now.size());
-    now = todo.first(std::min(batch, todo.size()));
-    lease = now.empty() ? store::ExpertLease{} : c.experts.acquire(layer, now);
-  }
+  run_experts(c, layer, spec, w, x, s);
   c.run(backend::Combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h});
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "model/families/families.h"
 #include "model/rope.h"
 
