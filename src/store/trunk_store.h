@@ -27,8 +27,20 @@ struct MatrixSource {
   std::int64_t rows = 0, cols = 0;
   format::Extent data, scales, biases;
   std::vector<RowRun> runs;  // empty: all rows as they are; else they add up to `rows`
+  std::int64_t rows_per_scale = 1;    // rows that share one stored row of scales; in memory each has its own
+  DType scale_dtype = DType::F32;     // stored, where rows_per_scale > 1
+  float bias_per_scale = 0.0f;        // not 0: biases are not stored but this multiple of the scales
+  // Not 0: every block of this many rows [b, cols] is transposed to [cols, b]. Plain formats keep their type, quantized
+  // ones become f32: nothing is rounded.
+  std::int64_t transposed_rows = 0;
 
-  std::uint64_t bytes() const noexcept { return format.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)); }
+  // As loaded.
+  quant::Format loaded_format() const noexcept { return transposed_rows > 0 && format.quantized() ? quant::Format::f32() : format; }
+  std::int64_t loaded_rows() const noexcept { return transposed_rows > 0 ? rows / transposed_rows * cols : rows; }
+  std::int64_t loaded_cols() const noexcept { return transposed_rows > 0 ? transposed_rows : cols; }
+  std::uint64_t bytes() const noexcept {
+    return loaded_format().matrix_bytes(static_cast<std::uint64_t>(loaded_rows()), static_cast<std::uint64_t>(loaded_cols()));
+  }
 };
 
 // A small tensor that is kept as f32. count == 0: there is none.
@@ -57,8 +69,12 @@ class TrunkStore {
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
-  // `runs` in units of row_bytes; empty: everything.
-  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const std::vector<MatrixSource::RowRun>& runs);
+  // `runs` in units of row_bytes; empty: everything. Streams through the staging buffer.
+  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs);
+  // Matrices that memory holds otherwise than the file: as a whole through host memory.
+  quant::MatrixView load_changed(const MatrixSource& source);
+  std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
+  const std::byte* upload(std::span<const std::byte> bytes);
   Buffer& add(std::uint64_t bytes);
 
   const format::ModelFolder& folder_;

@@ -40,7 +40,7 @@ QuantizedRows quantize(const KernelTable& k, ThreadPool& pool, std::byte* memory
   return {x8, d, sx};
 }
 
-bool is_fast(const quant::MatrixView& w, Precision p) noexcept { return p == Precision::Fast && w.format.quantized(); }
+bool is_fast(const quant::MatrixView& w, Precision p) noexcept { return p == Precision::Fast && w.format.integer_codes(); }
 
 MatMulFn kernel_for(const KernelTable& k, const quant::MatrixView& w, Precision p) noexcept {
   const auto slot = static_cast<std::size_t>(format_slot(w.format));
@@ -117,6 +117,23 @@ void CpuBackend::execute(Stream& stream, const MatMul& op) {
     end = append_tasks(end, &blocks[i], kernel_for(k_, p.w, op.precision));
   }
   run_tasks(pool_, s, {tasks, end}, cols);
+}
+
+void CpuBackend::execute(Stream& stream, const HeadMatMul& op) {
+  auto& s = static_cast<CpuStream&>(stream);
+  const std::int64_t n = op.x.dim(0), n_heads = op.x.dim(1), rows = op.rows_per_head(), cols = op.w.cols, passed = op.n_passed();
+  const std::int64_t per_head = n_row_tasks(rows);
+  const MatMulFn fn = k_.exact[static_cast<std::size_t>(format_slot(op.w.format))];
+  for (Scratch& w : s.workers) w.get(matmul_scratch_bytes(cols));
+  pool_.run(n_heads * per_head, [&](std::int64_t i, int worker) noexcept {
+    const std::int64_t h = i / per_head, begin = i % per_head * kRowsPerTask;
+    const float* x = op.x.f32() + h * op.x.stride(1);
+    float* y = op.y.f32() + h * op.y.stride(1);
+    const MatMulBlock b{op.w.slice_rows(h * rows, rows), x, op.x.stride(0), {}, nullptr, y, op.y.stride(0), n,
+                        s.workers[static_cast<std::size_t>(worker)].get(0)};
+    fn(b, begin, std::min(rows, begin + kRowsPerTask));
+    for (std::int64_t t = 0; begin == 0 && t < n; ++t) std::copy_n(x + t * op.x.stride(0) + cols, passed, y + t * op.y.stride(0) + rows);
+  });
 }
 
 namespace {

@@ -64,7 +64,7 @@ double inverse_rms(const float* x, std::int64_t n, float eps) {
 
 std::vector<float> matvec(const quant::MatrixView& w, const TensorView& bias, std::span<const float> x,
                           Precision precision) {
-  const bool fast = precision == Precision::Fast && w.format.quantized();
+  const bool fast = precision == Precision::Fast && w.format.integer_codes();
   std::vector<QuantizedGroup> groups;
   for (std::size_t at = 0; fast && at < x.size(); at += w.format.group)
     groups.push_back(quantize(x.subspan(at, w.format.group)));
@@ -144,6 +144,12 @@ void ReferenceBackend::execute(Stream&, const MatMul& op) {
       std::copy(y.begin(), y.end(), part.y.row(t));
     }
   }
+}
+
+void ReferenceBackend::execute(Stream&, const Clamp& op) {
+  for (std::int64_t t = 0; t < op.x.dim(0); ++t)
+    for (std::int64_t i = 0; i < op.x.dim(1); ++i)
+      at(op.y, t, i) = std::min(std::max(at(op.x, t, i), -op.limit), op.limit);
 }
 
 void ReferenceBackend::execute(Stream&, const SigmoidGate& op) {

@@ -22,7 +22,7 @@ class ReferenceBackend final : public Backend {
   Copier& copier() noexcept override { return copier_; }
 
  protected:
-  using Backend::execute;  // AddRmsNorm by its definition
+  using Backend::execute;  // AddRmsNorm and HeadMatMul by their definitions
   void execute(Stream& stream, const Embed& op) override;
   void execute(Stream& stream, const Add& op) override;
   void execute(Stream& stream, const RmsNorm& op) override;
@@ -30,6 +30,7 @@ class ReferenceBackend final : public Backend {
   void execute(Stream& stream, const Rope& op) override;
   void execute(Stream& stream, const CacheWrite& op) override;
   void execute(Stream& stream, const Attention& op) override;
+  void execute(Stream& stream, const Clamp& op) override;
   void execute(Stream& stream, const SigmoidGate& op) override;
   void execute(Stream& stream, const Glu& op) override;
   void execute(Stream& stream, const Route& op) override;
