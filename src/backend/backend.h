@@ -42,7 +42,7 @@ class Backend {
   virtual void execute(Stream& stream, const RmsNorm& op) = 0;
   virtual void execute(Stream& stream, const AddRmsNorm& op);
   virtual void execute(Stream& stream, const MatMul& op) = 0;
-  virtual void execute(Stream& stream, const HeadMatMul& op);
+  virtual void execute(Stream& stream, const HeadMatMul& op) = 0;
   virtual void execute(Stream& stream, const Rope& op) = 0;
   virtual void execute(Stream& stream, const CacheWrite& op) = 0;
   virtual void execute(Stream& stream, const Attention& op) = 0;

@@ -224,8 +224,8 @@ void check(const HeadMatMul& op) {
   c.positive("heads of x", n_heads);
   c.matrix("w", op.w, op.w.rows, op.w.cols);
   c.require(op.w.rows % n_heads == 0, "w", "{} rows are no multiple of {} heads", op.w.rows, n_heads);
-  c.require(op.w.cols <= op.x.dim(2), "w", "{} columns for heads of {} values", op.w.cols, op.x.dim(2));
-  c.tensor("y", op.y, {op.x.dim(0), n_heads, op.rows_per_head() + op.n_passed()});
+  c.require(op.n_passed() >= 0, "w", "{} inputs for heads of {} values", op.n_inputs(), op.x.dim(2));
+  c.tensor("y", op.y, {op.x.dim(0), n_heads, op.n_outputs() + op.n_passed()});
   c.distinct("y", op.y, "x", op.x);
 }
 

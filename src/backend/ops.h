@@ -99,16 +99,18 @@ struct MatMul {
   }
 };
 
-// The same product head by head with a matrix of their own: y[t, h, n] = dot16(x[t, h], row h * N + n of w) over the first K values
-// of x's head, always in exact precision; the P values behind them are copied behind the N results. P may be 0.
-// The default composes MatMul and CacheWrite.
+// Every head multiplied by a matrix of its own, which may be stored either way round: y[t, h, n] = sum over k of
+// x[t, h, k] * w_h, one fma each from 0 in ascending k, in exact precision always. The P values behind a head's K inputs are
+// copied behind its N results.
 struct HeadMatMul {
   static constexpr const char* kName = "HeadMatMul";
   TensorView x;         // [T, H, K + P]
-  quant::MatrixView w;  // [H * N, K]
+  quant::MatrixView w;  // [H * N, K], or [H * K, N] when inputs_first
   TensorView y;         // [T, H, N + P]
-  std::int64_t n_passed() const noexcept { return x.dim(2) - w.cols; }
-  std::int64_t rows_per_head() const noexcept { return w.rows / x.dim(1); }
+  bool inputs_first = false;
+  std::int64_t n_inputs() const noexcept { return inputs_first ? w.rows / x.dim(1) : w.cols; }
+  std::int64_t n_outputs() const noexcept { return inputs_first ? w.cols : w.rows / x.dim(1); }
+  std::int64_t n_passed() const noexcept { return x.dim(2) - n_inputs(); }
   template <class F>
   void each_tensor(F&& f) {
     f("x", x, Access::In), f("y", y, Access::Out);

@@ -102,7 +102,7 @@ class Binder {
     t.o = finder_.matrix(at(l, names_.o), d, s.out_dim());
     if (finder_.exists(at(l, names_.embed_q) + ".weight")) {
       const std::vector<std::uint64_t> heads{static_cast<std::uint64_t>(s.n_heads)};
-      t.k_b = finder_.matrix(at(l, names_.embed_q), s.kv_rank, s.nope_dim, heads);
+      t.embed_q = finder_.matrix(at(l, names_.embed_q), s.kv_rank, s.nope_dim, heads);
       t.v_b = finder_.matrix(at(l, names_.unembed_out), s.v_dim, s.kv_rank, heads);
       return t;
     }
@@ -111,7 +111,6 @@ class Binder {
     const MatrixSource both = finder_.matrix(at(l, names_.kv_b), s.n_heads * per_head, s.kv_rank);
     if (both.rows == 0) return t;
     t.k_b = rows_of_heads(both, s.n_heads, per_head, 0, s.nope_dim);
-    t.k_b.transposed_rows = s.nope_dim;
     t.v_b = rows_of_heads(both, s.n_heads, per_head, s.nope_dim, s.v_dim);
     return t;
   }
@@ -190,7 +189,7 @@ class Binder {
 
   static void count_formats(Binding& out) {
     const auto matrix = [&](const MatrixSource& m) {
-      if (m.rows > 0) out.trunk_formats[m.loaded_format().name()] += m.bytes();
+      if (m.rows > 0) out.trunk_formats[m.format.name()] += m.bytes();
       return 0;
     };
     const auto vector = [&](const VectorSource& v) {

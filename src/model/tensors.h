@@ -30,7 +30,8 @@ struct MlaTensors {
   M q_a;          // [q_rank, D] or none
   M q;            // [q_dim, q_rank or D]
   M kv_a;         // [kv_rank + rope_dim, D]
-  M k_b;          // [n_heads * kv_rank, nope_dim]: takes a head's query to the latent
+  M k_b;          // [n_heads * nope_dim, kv_rank]: takes the latent to a head's key, and the query to the latent
+  M embed_q;      // [n_heads * kv_rank, nope_dim]: the same transposed; one of the two is there
   M v_b;          // [n_heads * v_dim, kv_rank]: takes the latent to a head's value
   M o;            // [D, out_dim]
   V q_norm;       // [q_rank] or none
@@ -38,7 +39,7 @@ struct MlaTensors {
   template <class F>
   auto map(F&& f) const {
     using R = MlaTensors<decltype(f(q)), decltype(f(kv_norm))>;
-    return R{f(q_a), f(q), f(kv_a), f(k_b), f(v_b), f(o), f(q_norm), f(kv_norm)};
+    return R{f(q_a), f(q), f(kv_a), f(k_b), f(embed_q), f(v_b), f(o), f(q_norm), f(kv_norm)};
   }
 };
 

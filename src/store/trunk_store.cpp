@@ -82,15 +82,6 @@ std::vector<std::byte> as_f32(std::span<const std::byte> values, DType dtype) {
   return {bytes.begin(), bytes.end()};
 }
 
-// Blocks of b rows become blocks of cols rows.
-std::vector<std::byte> transpose_blocks(std::span<const std::byte> rows, std::int64_t cols, std::int64_t b, std::uint32_t unit) {
-  std::vector<std::byte> out(rows.size());
-  const std::uint64_t block = static_cast<std::uint64_t>(b * cols) * unit;
-  const PieceTransform t{.rows = cols, .cols = b, .row_stride = 1, .col_stride = cols, .unit_bytes = unit};
-  for (std::uint64_t at = 0; at < rows.size(); at += block) apply(t, rows.subspan(at, block), std::span(out).subspan(at, block));
-  return out;
-}
-
 }  // namespace
 
 quant::MatrixView TrunkStore::load_changed(const MatrixSource& s) {
@@ -98,7 +89,8 @@ quant::MatrixView TrunkStore::load_changed(const MatrixSource& s) {
   v.format = s.format;
   v.rows = s.rows;
   v.cols = s.cols;
-  std::vector<std::byte> data = read_rows(s.data, v.row_bytes(), s, 1), scales, biases;
+  const std::vector<std::byte> data = read_rows(s.data, v.row_bytes(), s, 1);
+  std::vector<std::byte> scales, biases;
   if (s.format.quantized()) {
     const std::uint64_t groups = s.format.n_groups(static_cast<std::uint64_t>(s.cols));
     const bool shared = s.rows_per_scale > 1;
@@ -107,32 +99,15 @@ quant::MatrixView TrunkStore::load_changed(const MatrixSource& s) {
   }
   if (s.format.has_biases())
     biases = s.bias_per_scale != 0.0f ? times(scales, s.format.scale_dtype, s.bias_per_scale) : read_rows(s.biases, v.scale_row_bytes(), s, 1);
-  if (s.transposed_rows > 0) {
-    v.data = data.data(), v.scales = scales.data(), v.biases = biases.data();
-    check_scales(v, s.name);
-    if (s.format.quantized()) {
-      std::vector<float> values(static_cast<std::size_t>(s.rows * s.cols));
-      for (std::int64_t r = 0; r < s.rows; ++r)
-        quant::decode_row(v, r, std::span(values).subspan(static_cast<std::size_t>(r * s.cols), static_cast<std::size_t>(s.cols)));
-      const auto bytes = std::as_bytes(std::span(values));
-      data.assign(bytes.begin(), bytes.end());
-    }
-    data = transpose_blocks(data, s.cols, s.transposed_rows, s.loaded_format().bits / 8u);
-    scales.clear(), biases.clear();
-  }
-  quant::MatrixView out;
-  out.format = s.loaded_format();
-  out.rows = s.loaded_rows();
-  out.cols = s.loaded_cols();
-  out.data = upload(data);
-  if (!scales.empty()) out.scales = upload(scales);
-  if (!biases.empty()) out.biases = upload(biases);
-  return out;
+  v.data = upload(data);
+  if (!scales.empty()) v.scales = upload(scales);
+  if (!biases.empty()) v.biases = upload(biases);
+  return v;
 }
 
 quant::MatrixView TrunkStore::load(const MatrixSource& s) {
   if (s.rows == 0) return {};
-  if (s.transposed_rows > 0 || s.rows_per_scale > 1 || s.bias_per_scale != 0.0f) return load_changed(s);
+  if (s.rows_per_scale > 1 || s.bias_per_scale != 0.0f) return load_changed(s);
   quant::MatrixView v;
   v.format = s.format;
   v.rows = s.rows;

@@ -30,17 +30,9 @@ struct MatrixSource {
   std::int64_t rows_per_scale = 1;    // rows that share one stored row of scales; in memory each has its own
   DType scale_dtype = DType::F32;     // stored, where rows_per_scale > 1
   float bias_per_scale = 0.0f;        // not 0: biases are not stored but this multiple of the scales
-  // Not 0: every block of this many rows [b, cols] is transposed to [cols, b]. Plain formats keep their type, quantized
-  // ones become f32: nothing is rounded.
-  std::int64_t transposed_rows = 0;
 
   // As loaded.
-  quant::Format loaded_format() const noexcept { return transposed_rows > 0 && format.quantized() ? quant::Format::f32() : format; }
-  std::int64_t loaded_rows() const noexcept { return transposed_rows > 0 ? rows / transposed_rows * cols : rows; }
-  std::int64_t loaded_cols() const noexcept { return transposed_rows > 0 ? transposed_rows : cols; }
-  std::uint64_t bytes() const noexcept {
-    return loaded_format().matrix_bytes(static_cast<std::uint64_t>(loaded_rows()), static_cast<std::uint64_t>(loaded_cols()));
-  }
+  std::uint64_t bytes() const noexcept { return format.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)); }
 };
 
 // A small tensor that is kept as f32. count == 0: there is none.

@@ -22,11 +22,12 @@ class ReferenceBackend final : public Backend {
   Copier& copier() noexcept override { return copier_; }
 
  protected:
-  using Backend::execute;  // AddRmsNorm and HeadMatMul by their definitions
+  using Backend::execute;  // AddRmsNorm by its definition
   void execute(Stream& stream, const Embed& op) override;
   void execute(Stream& stream, const Add& op) override;
   void execute(Stream& stream, const RmsNorm& op) override;
   void execute(Stream& stream, const MatMul& op) override;
+  void execute(Stream& stream, const HeadMatMul& op) override;
   void execute(Stream& stream, const Rope& op) override;
   void execute(Stream& stream, const CacheWrite& op) override;
   void execute(Stream& stream, const Attention& op) override;

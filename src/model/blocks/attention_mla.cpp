@@ -47,9 +47,11 @@ TensorView attention_mla(Context& c, const MlaSpec& spec, const MlaWeights& w, c
   }
   c.run(backend::CacheWrite{s.kv, make_view(state.k.data, state.k.dtype, {state.k.dim(0), spec.cache_dim()}), pos0});
 
-  c.run(backend::HeadMatMul{s.q, w.k_b, s.absorbed});  // the rotated part goes along
+  // Files have the key matrices in either orientation; the rotated part of the query goes along.
+  const bool inputs_first = w.embed_q.empty();
+  c.run(backend::HeadMatMul{s.q, inputs_first ? w.k_b : w.embed_q, s.absorbed, inputs_first});
   c.run(backend::Attention{s.absorbed, state.k, state.v, {}, s.latent, pos0, 0, spec.scale});
-  c.run(backend::HeadMatMul{s.latent, w.v_b, s.heads});
+  c.run(backend::HeadMatMul{s.latent, w.v_b, s.heads, false});
   c.matmul(view_f32(s.heads.f32(), {n, spec.out_dim()}), w.o, s.y, c.precision);
   return s.y;
 }

@@ -94,6 +94,24 @@ struct ConvBlock {
   std::int64_t u_stride = 0, y_stride = 0, n_channels = 0, n_taps = 0, n_tokens = 0;
 };
 
+// y[t, n] = sum of x[t, k] * w over k in ascending order, for one head and all tokens.
+struct HeadMatMulBlock {
+  quant::MatrixView w;        // [outputs, inputs], or [inputs, outputs] when inputs_first
+  bool inputs_first = false;
+  std::int64_t n_inputs = 0, n_outputs = 0;
+  const float* x = nullptr;
+  std::int64_t x_stride = 0;
+  float* y = nullptr;
+  std::int64_t y_stride = 0;
+  std::int64_t n_tokens = 0;
+  std::byte* scratch = nullptr;  // head_matmul_scratch_bytes, aligned to 64
+};
+
+constexpr std::size_t head_matmul_scratch_bytes(std::int64_t n_inputs, std::int64_t n_outputs) noexcept {
+  const std::int64_t widest = n_inputs > n_outputs ? n_inputs : n_outputs;
+  return static_cast<std::size_t>(n_inputs * n_outputs + widest) * 4 + matmul_scratch_bytes(widest);
+}
+
 struct KernelTable {
   const char* name;
   MatMulFn exact[kFormatSlots];
@@ -119,6 +137,7 @@ struct KernelTable {
   void (*attention_finish)(const SoftmaxState& s, const float* sink, float* y, std::int64_t head_dim) noexcept;
   void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
+  void (*head_matmul)(const HeadMatMulBlock& b) noexcept;
 };
 
 // Null where this build or this CPU does not have the instruction set.

@@ -25,6 +25,7 @@ constexpr KernelTable kTable = {
     .attention_finish = attention_finish,
     .conv = conv_channels,
     .delta_columns = delta_columns,
+    .head_matmul = head_matmul,
 };
 
 }  // namespace
