@@ -72,6 +72,8 @@ struct Family {
 std::span<const Family* const> all_families();
 // By model_type; nullptr when no family reads it.
 const Family* find_family(std::string_view model_type);
+// What a known model_type needs that is not here; empty for types nobody knows.
+std::string_view missing_feature(std::string_view model_type);
 
 // The config of a folder as a spec. Unsupported names an unknown model_type and lists what is known; warnings get the
 // keys nobody knows.
