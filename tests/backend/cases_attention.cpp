@@ -1,0 +1,138 @@
+// Attention: contexts around tile and group borders, windows, sinks, head ratios.
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "backend/op_cases.h"
+#include "backend/view_walk.h"
+
+namespace moeflux::backend::cases {
+namespace {
+
+double cached(const TensorView& v, std::int64_t j, std::int64_t head, std::int64_t i) {
+  return element_value(v, j * v.stride(0) + head * v.stride(1) + i);
+}
+
+// One query's scores with the error each may carry into its weight.
+struct Scores {
+  std::vector<double> p, error;
+};
+
+// s_j: a dot16 and the product with scale. exp sees it minus a maximum: the difference is rounded (kU *
+// range) and the weight is rescaled once per later tile of its group, per group and by the sink. Each
+// rescaling is an exp (whose argument is rounded; the arguments add up to at most the range) and a product.
+Scores scores_of(const Attention& op, std::int64_t t, std::int64_t h, std::int64_t first, std::int64_t last) {
+  const std::int64_t kv = h / (op.q.dim(1) / op.k.dim(1)), width = op.q.dim(2);
+  const double scale = std::fabs(static_cast<double>(op.scale));
+  Scores out;
+  std::vector<double> s;
+  double top = op.sinks.empty() ? -HUGE_VAL : static_cast<double>(op.sinks.f32()[h]), low = HUGE_VAL;
+  for (std::int64_t j = first; j <= last; ++j) {
+    double dot = 0.0, size = 0.0;
+    for (std::int64_t i = 0; i < width; ++i) {
+      const double term = cached(op.q, t, h, i) * cached(op.k, j, kv, i);
+      dot += term;
+      size += std::fabs(term);
+    }
+    s.push_back(dot * static_cast<double>(op.scale));
+    out.error.push_back(scale * size * roundings(dot16_roundings(width) + 1.0));
+    top = std::max(top, s.back());
+    low = std::min(low, s.back());
+  }
+  if (!op.sinks.empty()) low = std::min(low, static_cast<double>(op.sinks.f32()[h]));
+  const double tiles = static_cast<double>((last - first) / Attention::kTile + 2);
+  const double groups = static_cast<double>((last - first) / (Attention::kTile * Attention::kGroupTiles) + 2);
+  const double rescalings = std::min(tiles, static_cast<double>(Attention::kGroupTiles)) + groups + 1.0;
+  double sum = op.sinks.empty() ? 0.0 : std::exp(static_cast<double>(op.sinks.f32()[h]) - top);
+  for (const double x : s) sum += std::exp(x - top);
+  for (std::size_t j = 0; j < s.size(); ++j) {
+    out.p.push_back(std::exp(s[j] - top) / sum);
+    out.error[j] += kExp + 2.0 * 1.01 * kU * (top - low) + rescalings * (kExp + 1.01 * kU);
+  }
+  return out;
+}
+
+// y = sum p_j v_j with p_j off by a factor of 1 + e_j, and the divisor by their mean: the error is sum p_j
+// e_j (v_j - y). Adding up takes an fma per key of a group and one per group for y; for l a sum16 per tile,
+// then one fma each per tile and group. Reciprocal, product and the reference's store are three more.
+Bounds bound_of(Backend&, const Attention& op, const Result& r) {
+  std::vector<double> bounds;
+  for (std::int64_t t = 0; t < op.q.dim(0); ++t)
+    for (std::int64_t h = 0; h < op.q.dim(1); ++h) {
+      const std::int64_t last = op.pos0 + t, kv = h / (op.q.dim(1) / op.k.dim(1));
+      const std::int64_t first = op.window == 0 ? 0 : std::max<std::int64_t>(0, last - op.window + 1);
+      const Scores s = scores_of(op, t, h, first, last);
+      const std::int64_t keys = last - first + 1, group = Attention::kTile * Attention::kGroupTiles;
+      const auto groups = static_cast<double>(keys / group + 2),
+                 tiles = static_cast<double>(group / Attention::kTile);
+      const double adding = roundings(static_cast<double>(std::min(keys, group)) + groups) +
+                            roundings(dot16_roundings(Attention::kTile) + tiles + groups + 3.0);
+      for (std::int64_t i = 0; i < op.q.dim(2); ++i) {
+        const double y = std::fabs(r.values[0][bounds.size()]);
+        double bound = kTiny + adding * y;
+        for (std::int64_t j = first; j <= last; ++j) {
+          const auto at = static_cast<std::size_t>(j - first);
+          const double v = std::fabs(cached(op.v, j, kv, i));
+          bound += s.p[at] * (s.error[at] * (v + y) + adding * v) + kTiny * v;
+        }
+        bounds.push_back(bound);
+      }
+    }
+  return {bounds};
+}
+
+struct Shape {
+  std::int64_t t, heads, kv_heads, width, pos0, window = 0;
+  bool f16 = false, sinks = false;
+};
+
+void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
+  OpCase<Attention> c(
+      fmt::format("Attention T {} H {}/{} width {} from {} window {}{}{}", s.t, s.heads, s.kv_heads, s.width,
+                  s.pos0, s.window, s.f16 ? " f16" : "", s.sinks ? " sinks" : ""),
+      seed);
+  Memory& m = c.memory;
+  c.op.q = seed % 3 == 0   ? m.random_interleaved(s.t, s.heads, s.width)
+           : seed % 3 == 1 ? m.random_head_major(s.t, s.heads, s.width)
+                           : m.random({s.t, s.heads, s.width});
+  const std::int64_t capacity = s.pos0 + s.t + 3;  // rows behind the last position must not matter
+  c.op.k = s.f16 ? m.random_f16({capacity, s.kv_heads, s.width}) : m.random({capacity, s.kv_heads, s.width});
+  c.op.v = s.f16 ? m.random_f16({capacity, s.kv_heads, s.width})
+                 : m.random_gaps({capacity, s.kv_heads, s.width}, 1);
+  if (s.sinks) c.op.sinks = m.random({s.heads}, 3.0);
+  c.op.y = m.output({s.t, s.heads, s.width}, seed % 2 == 0 ? 3 : 0);
+  c.op.pos0 = s.pos0;
+  c.op.window = s.window;
+  // Some scores far apart: the running maximum moves and old weights underflow.
+  c.op.scale = seed % 4 == 0 ? 4.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.width)));
+  c.bound = bound_of;
+  visit(c);
+}
+
+}  // namespace
+
+void attention_cases(const Visitor& visit) {
+  unsigned seed = 3000;
+  for (const std::int64_t width : {1, 3, 17, 31, 33, 64, 100, 128, 257})
+    for (const std::int64_t ratio : {1, 2, 8})
+      for (const bool f16 : {false, true})
+        attention_case(visit, seed++, {2, 2 * ratio, 2, width, 70, 0, f16, ratio == 2});
+  // Contexts around the borders of tiles (64) and groups (1024).
+  for (const std::int64_t context : {1, 2, 63, 64, 65, 128, 1023, 1024, 1025, 2500})
+    for (const std::int64_t t : {1, 2, 7, 65}) {
+      if (t > context) continue;
+      for (const std::int64_t window : {0, 1, 63, 64, 100, 1024, 5000}) {
+        if (window > context + 64 && window != 5000) continue;
+        if (t == 65 && context > 1025) continue;  // one long prompt below is enough
+        attention_case(visit, seed, {t, 2, 1, 17, context - t, window, seed % 2 == 0, seed % 5 == 0});
+        ++seed;
+      }
+    }
+  attention_case(visit, seed++, {65, 4, 2, 33, 2435, 0, true, true});
+  attention_case(visit, seed++, {0, 4, 2, 33, 10, 0, false, false});
+  attention_case(visit, seed++, {130, 2, 2, 8, 0, 0, false, false});
+  attention_case(visit, seed++, {130, 2, 2, 8, 1000, 70, true, true});
+}
+
+}  // namespace moeflux::backend::cases

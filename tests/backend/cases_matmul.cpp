@@ -1,0 +1,142 @@
+// MatMul over all formats and both precisions.
+#include "backend/cases_matmul.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "quant/decode.h"
+
+namespace moeflux::backend::cases {
+
+Quantized quantize(std::span<const float> x, std::int64_t group) {
+  Quantized q{std::vector<double>(x.size(), 0.0), {}};
+  for (std::size_t begin = 0; begin < x.size(); begin += static_cast<std::size_t>(group)) {
+    float top = 0.0f;
+    for (std::size_t i = begin; i < begin + static_cast<std::size_t>(group); ++i)
+      top = std::max(top, std::fabs(x[i]));
+    const float d = top / 127.0f;
+    q.d.push_back(static_cast<double>(d));
+    for (std::size_t i = begin; i < begin + static_cast<std::size_t>(group) && d != 0.0f; ++i)
+      q.x8[i] = static_cast<double>(std::clamp(std::rint(x[i] / d), -127.0f, 127.0f));
+  }
+  return q;
+}
+
+std::vector<double> matmul_bound(const quant::MatrixView& w, const TensorView& bias, std::span<const float> x,
+                                 Precision precision) {
+  const bool fast = precision == Precision::Fast && w.format.quantized();
+  const Quantized q = fast ? quantize(x, w.format.group) : Quantized{};
+  std::vector<float> row(x.size());
+  std::vector<std::int16_t> codes(x.size());
+  std::vector<double> bounds;
+  for (std::int64_t n = 0; n < w.rows; ++n) {
+    double size = 0.0, count = 0.0;
+    if (fast) {
+      // s * d is rounded, then one fma for the codes and one for the bias per group. Integers are exact.
+      quant::decode_codes(w, n, codes);
+      for (std::size_t g = 0; g < q.d.size(); ++g) {
+        const quant::GroupParams p = quant::group_params(w, n, static_cast<std::int64_t>(g));
+        double idot = 0.0, sum = 0.0;
+        for (std::size_t i = g * w.format.group; i < (g + 1) * w.format.group; ++i) {
+          idot += codes[i] * q.x8[i];
+          sum += q.x8[i];
+        }
+        size += q.d[g] * (std::fabs(idot * static_cast<double>(p.scale)) +
+                          std::fabs(sum * static_cast<double>(p.bias)));
+      }
+      count = 1.0 + 2.0 * static_cast<double>(q.d.size());
+    } else {
+      quant::decode_row(w, n, row);
+      for (std::size_t i = 0; i < x.size(); ++i)
+        size += std::fabs(static_cast<double>(row[i]) * static_cast<double>(x[i]));
+      count = dot16_roundings(w.cols);
+    }
+    if (!bias.empty()) size += std::fabs(static_cast<double>(bias.f32()[n]));
+    // The addition of the bias and the reference's store come on top. Sums below the normal range do not
+    // occur.
+    bounds.push_back(roundings(count + 2.0) * size + kTiny);
+  }
+  return bounds;
+}
+
+namespace {
+
+Bounds bound_of(Backend&, const MatMul& op, const Result&) {
+  Bounds bounds;
+  for (const MatMulPart& part : op.parts) {
+    std::vector<double>& b = bounds.emplace_back();
+    for (std::int64_t t = 0; t < op.x.dim(0); ++t) {
+      const std::span<const float> x(op.x.row(t), static_cast<std::size_t>(op.x.dim(1)));
+      const std::vector<double> row = matmul_bound(part.w, part.bias, x, op.precision);
+      b.insert(b.end(), row.begin(), row.end());
+    }
+  }
+  return bounds;
+}
+
+struct Part {
+  std::int64_t rows;
+  quant::Format format;
+  bool bias;
+};
+
+void matmul_case(const Visitor& visit, unsigned seed, std::int64_t t, std::int64_t cols,
+                 const std::vector<Part>& parts, Precision precision) {
+  OpCase<MatMul> c(fmt::format("MatMul {} x [{}, {}] {}", parts[0].format.name(), t, cols,
+                               precision == Precision::Fast ? "fast" : "exact"),
+                   seed);
+  c.op.x = c.memory.random_gaps({t, cols}, seed % 3 == 0 ? 7 : 0);
+  // A token of zeros, and a group of zeros: d is 0 there.
+  if (t > 1) std::fill_n(c.op.x.row(1), cols, 0.0f);
+  if (t > 2) std::fill_n(c.op.x.row(2), std::min<std::int64_t>(cols, 32), 0.0f);
+  c.op.precision = precision;
+  for (const Part& p : parts) {
+    c.label += fmt::format(" {}{}", p.rows, p.bias ? "+bias" : "");
+    c.parts.push_back({c.memory.matrix(p.rows, cols, p.format, seed % 2 == 0),
+                       p.bias ? c.memory.random({p.rows}) : TensorView{},
+                       c.memory.output({t, p.rows}, seed % 5 == 0 ? 3 : 0)});
+  }
+  c.bound = bound_of;
+  visit(c);
+}
+
+}  // namespace
+
+void matmul_cases(const Visitor& visit) {
+  unsigned seed = 2000;
+  const std::int64_t rows[] = {1, 3, 17, 33, 100}, plain_cols[] = {1, 3, 17, 31, 33, 100, 257};
+  for (const quant::Format& f : all_formats())
+    for (const Precision precision : {Precision::Exact, Precision::Fast})
+      for (const std::int64_t t : {1, 2, 7}) {
+        const std::int64_t n = rows[seed % 5];
+        const std::int64_t cols = f.quantized() ? f.group * (1 + seed % 4) : plain_cols[seed % 7];
+        matmul_case(visit, seed++, t, cols, {{n, f, t == 2}}, precision);
+      }
+  // All odd widths of the plain formats; T = 0 and many tokens.
+  for (const quant::Format& f : {quant::Format::f32(), quant::Format::f16(), quant::Format::bf16()})
+    for (const std::int64_t cols : plain_cols)
+      for (const std::int64_t t : {0, 1, 65})
+        matmul_case(visit, seed++, t, cols, {{17, f, cols == 3}}, Precision::Exact);
+  const quant::Format q4 = quant::Format::affine(4, 64, DType::BF16),
+                      q8 = quant::Format::affine(8, 64, DType::BF16);
+  const quant::Format q3 = quant::Format::affine(3, 128, DType::F16), mx = quant::Format::mxfp4();
+  for (const Precision precision : {Precision::Exact, Precision::Fast}) {
+    for (const quant::Format& f : {q4, q3, q8, mx})
+      for (const std::int64_t t : {0, 65}) matmul_case(visit, seed++, t, 256, {{33, f, true}}, precision);
+    // Several matrices of one input: different formats, groups and sizes, some with bias.
+    for (const std::int64_t t : {1, 7, 65})
+      matmul_case(visit, seed++, t, 384,
+                  {{100, q4, false},
+                   {1, q8, true},
+                   {31, quant::Format::bf16(), true},
+                   {257, q3, false},
+                   {17, mx, true}},
+                  precision);
+    // A long row: many groups, many fmas of a lane.
+    matmul_case(visit, seed++, 2, 8192, {{3, q4, false}, {3, quant::Format::bf16(), false}}, precision);
+  }
+}
+
+}  // namespace moeflux::backend::cases

@@ -1,0 +1,87 @@
+// Every op on every instruction set against the reference, within the errors that rounding explains.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "backend/op_cases.h"
+#include "backend/test_backends.h"
+
+namespace moeflux::backend::cases {
+namespace {
+
+class Conformance : public testing::TestWithParam<Generator> {};
+
+// Returns the largest share of its bound that an error takes.
+double expect_within(const Case& c, const std::string& who, const Result& got, const Result& want,
+                     const Bounds& bounds) {
+  double share = 0.0;
+  EXPECT_EQ(got.values.size(), bounds.size()) << c.label;
+  for (std::size_t o = 0; o < bounds.size(); ++o) {
+    EXPECT_EQ(got.values[o].size(), bounds[o].size()) << c.label;
+    for (std::size_t i = 0; i < bounds[o].size(); ++i) {
+      const double a = got.values[o][i], b = want.values[o][i];
+      if (a == b) continue;
+      if (std::fabs(a - b) <= bounds[o][i]) {  // false for NaN
+        share = std::max(share, std::fabs(a - b) / bounds[o][i]);
+        continue;
+      }
+      ADD_FAILURE() << c.label << ", " << who << ": " << got.names[o] << "[" << i << "] is " << a
+                    << ", expected " << b << " within " << bounds[o][i];
+      return 1.0;
+    }
+  }
+  return share;
+}
+
+TEST_P(Conformance, CpuAgreesWithReference) {
+  int n_cases = 0;
+  double share = 0.0;
+  GetParam().each([&](Case& c) {
+    ++n_cases;
+    const Result want = c.run(reference());
+    const Bounds bounds = c.bounds(reference(), want);
+    std::string last_isa;
+    for (const CpuVariant& v : cpu_variants()) {
+      if (v.isa == last_isa) continue;  // other thread counts give the same bytes: determinism_test.cpp
+      last_isa = v.isa;
+      share = std::max(share, expect_within(c, v.name(), c.run(*v.backend), want, bounds));
+    }
+  });
+  EXPECT_GT(n_cases, 5);
+  RecordProperty("cases", n_cases);
+  RecordProperty("largest_share_of_bound", std::to_string(share));
+}
+
+// The bounds must mean something: an error of one part in a hundred of any output is outside of them.
+TEST_P(Conformance, BoundsAreTight) {
+  GetParam().each([&](Case& c) {
+    const Result want = c.run(reference());
+    const Bounds bounds = c.bounds(reference(), want);
+    for (std::size_t o = 0; o < bounds.size(); ++o) {
+      double bound = 0.0, size = 0.0;
+      for (std::size_t i = 0; i < bounds[o].size(); ++i) {
+        bound += bounds[o][i] * bounds[o][i];
+        size += want.values[o][i] * want.values[o][i];
+      }
+      EXPECT_LE(std::sqrt(bound), 0.01 * std::sqrt(size)) << c.label << " " << want.names[o];
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, Conformance, testing::ValuesIn(all_generators()),
+                         [](const auto& test) { return std::string(test.param.op); });
+
+// all_generators() forgets no op.
+TEST(ConformanceTable, EveryOpHasCases) {
+  std::vector<std::string> ops;
+#define MOEFLUX_OP_NAME(Op) ops.push_back(Op::kName);
+  MOEFLUX_FOR_EACH_OP(MOEFLUX_OP_NAME)
+#undef MOEFLUX_OP_NAME
+  const std::vector<Generator> generators = all_generators();
+  ASSERT_EQ(generators.size(), ops.size());
+  for (std::size_t i = 0; i < ops.size(); ++i) EXPECT_EQ(ops[i], generators[i].op);
+}
+
+}  // namespace
+}  // namespace moeflux::backend::cases

@@ -1,0 +1,38 @@
+// The backends under test, made once per process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/reference/reference_backend.h"
+
+namespace moeflux::backend::cases {
+
+inline Backend& reference() {
+  static const std::unique_ptr<Backend> backend = make_reference_backend();
+  return *backend;
+}
+
+struct CpuVariant {
+  std::string isa;
+  int n_threads;
+  std::unique_ptr<Backend> backend;
+  std::string name() const { return isa + " x " + std::to_string(n_threads); }
+};
+
+// Every instruction set of this machine with 1, 2 and 5 threads; the first is scalar with one thread.
+inline const std::vector<CpuVariant>& cpu_variants() {
+  static const std::vector<CpuVariant> variants = [] {
+    std::vector<std::string> isas = supported_isas();
+    std::vector<CpuVariant> out;
+    for (auto isa = isas.rbegin(); isa != isas.rend(); ++isa)
+      for (const int n : {1, 2, 5}) out.push_back({*isa, n, make_cpu_backend({n, *isa})});
+    return out;
+  }();
+  return variants;
+}
+
+}  // namespace moeflux::backend::cases
