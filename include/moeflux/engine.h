@@ -22,7 +22,7 @@ struct ModelInfo {
   std::string model_type;  // as config.json has it
   std::filesystem::path path;
   std::int64_t n_layers = 0;
-  std::vector<std::string> mixers;  // per layer: "attention", "delta-net"
+  std::vector<std::string> mixers;  // per layer: "attention", "latent attention", "delta-net"
   std::int64_t n_moe_layers = 0;
   std::int64_t hidden_dim = 0;
   std::int64_t vocab_size = 0;

@@ -15,6 +15,11 @@ void describe_layer(const model::LayerSpec& layer, ModelInfo& info) {
     info.n_heads = gqa->n_heads;
     info.n_kv_heads = gqa->n_kv_heads;
     info.head_dim = gqa->head_dim;
+  } else if (const auto* mla = std::get_if<model::MlaSpec>(&layer.mixer)) {
+    info.mixers.emplace_back("latent attention");
+    info.n_heads = mla->n_heads;
+    info.n_kv_heads = 1;
+    info.head_dim = mla->nope_dim + mla->rope_dim;
   } else {
     info.mixers.emplace_back("delta-net");
   }

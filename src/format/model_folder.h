@@ -22,6 +22,7 @@ struct Extent {
   std::uint32_t file = 0;  // index for ModelFolder::file()
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
 };
 
 // A tensor and where it lies.

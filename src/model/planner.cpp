@@ -9,10 +9,11 @@
 namespace moeflux::model {
 
 std::uint64_t kv_bytes(const LayerSpec& layer, std::int64_t ctx, KvType type) {
-  const auto* gqa = std::get_if<GqaSpec>(&layer.mixer);
-  if (gqa == nullptr) return 0;
-  const std::uint64_t row = mul_or_fail(static_cast<std::uint64_t>(gqa->kv_dim()), std::uint64_t{type == KvType::F16 ? 2u : 4u}, "kv cache");
-  return mul_or_fail(mul_or_fail(row, static_cast<std::uint64_t>(ctx), "kv cache"), std::uint64_t{2}, "kv cache");
+  std::int64_t width = 0;  // values a position keeps
+  if (const auto* gqa = std::get_if<GqaSpec>(&layer.mixer)) width = 2 * gqa->kv_dim();
+  if (const auto* mla = std::get_if<MlaSpec>(&layer.mixer)) width = mla->cache_dim();
+  const std::uint64_t row = mul_or_fail(static_cast<std::uint64_t>(width), std::uint64_t{type == KvType::F16 ? 2u : 4u}, "kv cache");
+  return mul_or_fail(row, static_cast<std::uint64_t>(ctx), "kv cache");
 }
 
 std::uint64_t recurrent_bytes(const LayerSpec& layer) {

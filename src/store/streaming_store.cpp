@@ -1,6 +1,7 @@
 #include "store/streaming_store.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <system_error>
 #include <thread>
@@ -80,10 +81,12 @@ void StreamingStore::start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx ex
 void StreamingStore::queue_reads(std::uint32_t slot, io::ReadPriority priority) {
   Slot& s = slots_[slot];
   const auto pieces = catalog_.layer(s.layer).expert(s.expert);
-  s.pieces_left = static_cast<std::uint32_t>(pieces.size());
+  s.pieces_left = 0;
   s.status = 0;
   ++s.attempts;
   for (std::size_t p = 0; p < pieces.size(); ++p) {
+    if (!SlotLayout::needs_read(pieces, p)) continue;
+    ++s.pieces_left;
     io::ReadRequest r;
     r.file = pieces[p].source.file;
     r.priority = priority;
@@ -121,9 +124,21 @@ void StreamingStore::complete(const io::ReadCompletion& c) {
   if (--s.pieces_left == 0) finish(slot);
 }
 
+// Where the record differs from the file. The slot is nobody's yet.
+int StreamingStore::transform(std::uint32_t slot) noexcept {
+  const Slot& s = slots_[slot];
+  try {
+    layout_.transform(catalog_, s.layer, s.expert, slot_memory(slot));
+    return 0;
+  } catch (const std::exception&) {
+    return EINVAL;
+  }
+}
+
 // All pieces are back: ready, once more, or failed. A failed slot that nobody has pinned is simply free again.
 void StreamingStore::finish(std::uint32_t slot) {
   Slot& s = slots_[slot];
+  if (s.status == 0) s.status = transform(slot);
   if (s.status == 0) {
     s.state = State::Ready;
   } else if (s.attempts < kAttempts && s.pins > 0) {

@@ -83,6 +83,7 @@ class StreamingStore final : public ExpertStore {
   void queue_reads(std::uint32_t slot, io::ReadPriority priority);
   void submit_queued();
   void complete(const io::ReadCompletion& c);
+  int transform(std::uint32_t slot) noexcept;  // 0 or an errno value
   void finish(std::uint32_t slot);
   void drain();
   void forget(std::uint32_t slot) noexcept;

@@ -36,11 +36,12 @@ void group_by_expert(MoeScratch& m, std::int64_t n_tokens, std::int64_t top_k, s
 ExpertWork work_of(const MoeScratch& m, ExpertIdx e, const store::ExpertView& view) {
   const auto i = static_cast<std::size_t>(raw(e));
   const auto first = static_cast<std::size_t>(m.begin[i]), n = static_cast<std::size_t>(m.begin[i + 1]) - first;
-  return {FfnMatrices{view.gate, view.up, view.down, {}, {}, {}}, std::span(m.rows).subspan(first, n), std::span(m.order).subspan(first, n)};
+  return {FfnMatrices{view.gate, view.up, view.down, view.gate_bias, view.up_bias, view.down_bias}, std::span(m.rows).subspan(first, n), std::span(m.order).subspan(first, n)};
 }
 
 // Computes one lease: whatever is ready goes out as one op; when nothing is, waits for one.
-void run_lease(Context& c, store::ExpertLease& lease, std::span<const ExpertIdx> experts, const TensorView& x, const TensorView& rows) {
+void run_lease(Context& c, const MoeSpec& spec, store::ExpertLease& lease, std::span<const ExpertIdx> experts, const TensorView& x,
+               const TensorView& rows) {
   MoeScratch& m = c.moe;
   m.pending.resize(experts.size());
   std::iota(m.pending.begin(), m.pending.end(), std::size_t{0});
@@ -62,7 +63,7 @@ void run_lease(Context& c, store::ExpertLease& lease, std::span<const ExpertIdx>
       c.counters.stall_ns += now_ns() - start;
       continue;
     }
-    c.run(backend::ExpertFfn{x, m.works, rows, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+    c.run(backend::ExpertFfn{x, m.works, rows, spec.glu, spec.glu_limit, spec.glu_alpha, c.precision});
   }
 }
 
@@ -104,7 +105,7 @@ void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeigh
     const std::size_t after = at + now.size();
     store::ExpertLease next;
     if (after < all.size()) next = c.experts.try_acquire(layer, part(after), part_weights(after));
-    run_lease(c, lease, now, x, s.rows);
+    run_lease(c, spec, lease, now, x, s.rows);
     c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
     lease = store::ExpertLease{};
     if (after < all.size() && !next) next = c.experts.acquire(layer, part(after), part_weights(after));
@@ -133,9 +134,10 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   const std::int64_t n = x.dim(0), d = x.dim(1);
   const MoeTensorScratch s(c.arena, spec, n, d);
   // Routers see f32 activations in both precisions.
-  c.matmul(x, w.router, s.logits, Precision::Exact);
+  const backend::MatMulPart router{w.router, w.router_bias, s.logits};
+  c.run(backend::MatMul{x, {&router, 1}, Precision::Exact});
   const RouterSpec& r = spec.router;
-  c.run(backend::Route{s.logits, {}, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
+  c.run(backend::Route{s.logits, w.select_bias, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
 
   c.backend.synchronize(c.stream);
   c.moe.ids.resize(static_cast<std::size_t>(n * spec.top_k));

@@ -38,13 +38,14 @@ constexpr std::size_t matmul_scratch_bytes(std::int64_t cols) noexcept {
 }
 
 // Formats with a kernel of their own; groups and scale types are run-time values inside.
-inline constexpr int kFormatSlots = 10;
+inline constexpr int kFormatSlots = 11;
 constexpr int format_slot(const quant::Format& f) noexcept {
   switch (f.kind) {
     case quant::FormatKind::F32: return 0;
     case quant::FormatKind::F16: return 1;
     case quant::FormatKind::BF16: return 2;
     case quant::FormatKind::Mxfp4: return 3;
+    case quant::FormatKind::Fp8: return 10;
     case quant::FormatKind::Affine: return f.bits == 8 ? 9 : f.bits + 2;  // 2..6 -> 4..8
   }
   return 0;
@@ -58,13 +59,14 @@ struct AttentionGroup {
   std::int64_t k_stride = 0;       // elements from one position to the next
   std::int64_t v_stride = 0;
   bool f16 = false;
-  std::int64_t head_dim = 0;
+  std::int64_t head_dim = 0;  // of query and key
+  std::int64_t v_dim = 0;     // of value and acc
   std::int64_t j_begin = 0, j_end = 0;
   float scale = 1.0f;
   float* scores = nullptr;  // Attention::kTile floats of scratch
 };
 
-// Running softmax state of one query: m, l and acc[head_dim].
+// Running softmax state of one query: m, l and acc[v_dim].
 struct SoftmaxState {
   float m;
   float l;
@@ -92,10 +94,28 @@ struct ConvBlock {
   std::int64_t u_stride = 0, y_stride = 0, n_channels = 0, n_taps = 0, n_tokens = 0;
 };
 
+// y[t, n] = sum of x[t, k] * w over k in ascending order, for one head and all tokens.
+struct HeadMatMulBlock {
+  quant::MatrixView w;        // [outputs, inputs], or [inputs, outputs] when inputs_first
+  bool inputs_first = false;
+  std::int64_t n_inputs = 0, n_outputs = 0;
+  const float* x = nullptr;
+  std::int64_t x_stride = 0;
+  float* y = nullptr;
+  std::int64_t y_stride = 0;
+  std::int64_t n_tokens = 0;
+  std::byte* scratch = nullptr;  // head_matmul_scratch_bytes, aligned to 64
+};
+
+constexpr std::size_t head_matmul_scratch_bytes(std::int64_t n_inputs, std::int64_t n_outputs) noexcept {
+  const std::int64_t widest = n_inputs > n_outputs ? n_inputs : n_outputs;
+  return static_cast<std::size_t>(n_inputs * n_outputs + widest) * 4 + matmul_scratch_bytes(widest);
+}
+
 struct KernelTable {
   const char* name;
   MatMulFn exact[kFormatSlots];
-  MatMulFn fast[kFormatSlots];  // null for plain formats
+  MatMulFn fast[kFormatSlots];  // null for formats without integer codes
   void (*decode_row)(const quant::MatrixView& w, std::int64_t row, float* out, std::byte* scratch) noexcept;
   void (*quantize_row)(const float* x, std::int64_t cols, std::int64_t group, std::int8_t* x8, float* d,
                        std::int32_t* sx) noexcept;
@@ -117,6 +137,7 @@ struct KernelTable {
   void (*attention_finish)(const SoftmaxState& s, const float* sink, float* y, std::int64_t head_dim) noexcept;
   void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
+  void (*head_matmul)(const HeadMatMulBlock& b) noexcept;
 };
 
 // Null where this build or this CPU does not have the instruction set.

@@ -74,7 +74,18 @@ MOEFLUX_MATH void decode_mxfp4(const MatrixView& w, std::int64_t row, const RowS
   }
 }
 
-// Slots of kernel_table.h: 0 f32, 1 f16, 2 bf16, 3 mxfp4, 4..8 affine 2..6 bits, 9 affine 8 bits.
+MOEFLUX_MATH void decode_fp8(const MatrixView& w, std::int64_t row, float* out) noexcept {
+  const auto at = static_cast<std::uint64_t>(row);
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(w.data) + at * w.row_bytes();
+  const std::byte* scales = w.scales + at * w.scale_row_bytes();
+  for (std::int64_t first = 0; first < w.cols; first += 128) {
+    const float scale = quant::load_scalar<DType::F32>(scales, first / 128);
+    const std::int64_t end = first + 128 < w.cols ? first + 128 : w.cols;
+    for (std::int64_t i = first; i < end; ++i) out[i] = quant::e4m3_to_f32(codes[i]) * scale;
+  }
+}
+
+// Slots of kernel_table.h: 0 f32, 1 f16, 2 bf16, 3 mxfp4, 4..8 affine 2..6 bits, 9 affine 8 bits, 10 fp8.
 template <int Slot>
 inline constexpr int kBits = Slot == 9 ? 8 : Slot - 2;
 
@@ -84,6 +95,8 @@ MOEFLUX_MATH void decode_row_slot(const MatrixView& w, std::int64_t row, const R
     decode_plain<Slot>(w.data + static_cast<std::uint64_t>(row) * w.row_bytes(), w.cols, s.values);
   else if constexpr (Slot == 3)
     decode_mxfp4(w, row, s);
+  else if constexpr (Slot == 10)
+    decode_fp8(w, row, s.values);
   else
     decode_affine<kBits<Slot>>(w, row, s);
 }
@@ -176,6 +189,7 @@ void decode_row(const MatrixView& w, std::int64_t row, float* out, std::byte* sc
     case 6: return decode_row_slot<6>(w, row, s);
     case 7: return decode_row_slot<7>(w, row, s);
     case 8: return decode_row_slot<8>(w, row, s);
+    case 10: return decode_row_slot<10>(w, row, s);
     default: return decode_row_slot<9>(w, row, s);
   }
 }
