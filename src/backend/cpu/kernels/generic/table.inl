@@ -25,6 +25,8 @@ constexpr KernelTable kTable = {
     .attention_finish = attention_finish,
     .conv = conv_channels,
     .delta_columns = delta_columns,
+    .token_tile = nullptr,
+    .interleave = nullptr,
 };
 
 }  // namespace
