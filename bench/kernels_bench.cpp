@@ -120,10 +120,11 @@ void add(const Machine& m, const std::string& name, std::function<void(benchmark
   if (m.n_threads > 1) b->UseRealTime();
 }
 
-void bench_matvec(benchmark::State& state, const Machine& m, const std::string& isa, Format f, Precision precision) {
-  const std::int64_t rows = 2048, cols = 2048;
+// From memory, or (cached) one small matrix again and again: what the kernel could do if memory were faster.
+void bench_matvec(benchmark::State& state, const Machine& m, const std::string& isa, Format f, Precision precision, bool cached) {
+  const std::int64_t rows = cached ? 512 : 2048, cols = 2048;
   const Weights one(f, 1, cols, 1);
-  const int n = static_cast<int>(kDecodeBytes / (one.bytes_each() * static_cast<std::size_t>(rows)));
+  const int n = cached ? 1 : static_cast<int>(kDecodeBytes / (one.bytes_each() * static_cast<std::size_t>(rows)));
   const Weights w(f, rows, cols, n);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(cols), y(static_cast<std::size_t>(rows));
@@ -287,7 +288,8 @@ void register_isa(const Machine& m, const std::string& isa) {
     for (const Precision p : {Precision::Fast, Precision::Exact}) {
       const std::string tail = fmt::format("{}/{}/{}", isa, name, p == Precision::Fast ? "fast" : "exact");
       if (p == Precision::Fast && !f.quantized()) continue;
-      add(m, "matvec/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p); });
+      add(m, "matvec/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p, false); });
+      add(m, "matvec_cached/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p, true); });
       for (const std::int64_t t : {2, 8, 16, 64, 512})
         add(m, fmt::format("matmul/{}/T{}", tail, t), [=](benchmark::State& s) { bench_matmul(s, m, isa, f, p, t); });
     }

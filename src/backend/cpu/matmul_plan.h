@@ -83,13 +83,17 @@ struct MatMulJob {
   std::int64_t first_task = 0, rows_per_task = 1;
 };
 
-// Rows a task computes. Few tokens: enough bytes (64 KiB, some microseconds of memory) to pay for the hand-out and to
-// let the kernels run ahead of memory inside it. Many tokens: one panel.
-inline std::int64_t rows_per_task(const quant::MatrixView& w, std::int64_t n_tokens) noexcept {
+// Bytes of weights a task reads when tokens are few: small enough to balance (eight tasks a thread), large enough for
+// the kernels to run ahead of memory inside a task.
+inline std::int64_t bytes_per_task(std::uint64_t total_bytes, int n_threads) noexcept {
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (8 * n_threads), 32 << 10, 256 << 10);
+}
+
+// Rows a task computes; one panel when tokens are many.
+inline std::int64_t rows_per_task(const quant::MatrixView& w, std::int64_t n_tokens, std::int64_t bytes) noexcept {
   if (n_tokens >= 64) return 32;
-  const auto row = static_cast<std::int64_t>(w.row_bytes() + 2 * w.scale_row_bytes());
-  const std::int64_t rows = ((64 << 10) / std::max<std::int64_t>(row, 1) + 31) / 32 * 32;
-  return std::clamp<std::int64_t>(rows, 32, 512);
+  const std::int64_t row = static_cast<std::int64_t>(w.bytes()) / std::max<std::int64_t>(w.rows, 1);
+  return std::max<std::int64_t>(bytes / std::max<std::int64_t>(row, 1) / 32 * 32, 32);
 }
 
 inline MatMulFn kernel_for(const KernelTable& k, const quant::MatrixView& w, Precision p) noexcept {
@@ -97,14 +101,7 @@ inline MatMulFn kernel_for(const KernelTable& k, const quant::MatrixView& w, Pre
   return is_fast(w, p) ? k.fast[slot] : k.exact[slot];
 }
 
-// Appends a job after the tasks so far; returns the number of tasks now.
-inline std::int64_t plan_job(MatMulJob& job, std::int64_t n_tasks) noexcept {
-  job.first_task = n_tasks;
-  job.rows_per_task = rows_per_task(job.block.w, job.block.n_tokens);
-  return n_tasks + (job.block.w.rows + job.rows_per_task - 1) / job.rows_per_task;
-}
-
-// Runs all tasks of the jobs (ascending in first_task). Worker scratch must be large enough already.
-void run_jobs(ThreadPool& pool, CpuStream& s, std::span<const MatMulJob> jobs, std::int64_t n_tasks);
+// Cuts the jobs into tasks and runs them in one fork-join. Worker scratch must be large enough already.
+void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs);
 
 }  // namespace moeflux::backend::cpu

@@ -182,7 +182,6 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
 
   auto* jobs = reinterpret_cast<MatMulJob*>(lists + works_bytes);
   std::size_t n_jobs = 0;
-  std::int64_t n_tasks = 0;
   for (const Work& w : p.works) {
     if (w.n == 0) continue;
     const quant::MatrixView& down = w.w->m.down;
@@ -190,9 +189,8 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
     job.block = {down, p.gate + w.first * p.inner, p.inner, {}, bias_of(w.w->m.down_bias), op.y.f32(), op.y.stride(0), w.w->slots.data(), w.n, nullptr};
     if (is_fast(down, op.precision)) job.block.xq = p.mid[group_slot(down)].rows(w.first, w.tile);
     job.fn = kernel_for(k_, down, op.precision);
-    n_tasks = plan_job(job, n_tasks);
   }
-  run_jobs(pool_, s, {jobs, n_jobs}, n_tasks);
+  run_jobs(pool_, s, {jobs, n_jobs});
 }
 
 }  // namespace moeflux::backend::cpu

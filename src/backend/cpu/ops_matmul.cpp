@@ -3,7 +3,16 @@
 
 namespace moeflux::backend::cpu {
 
-void run_jobs(ThreadPool& pool, CpuStream& s, std::span<const MatMulJob> jobs, std::int64_t n_tasks) {
+void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
+  std::uint64_t total_bytes = 0;
+  for (const MatMulJob& job : jobs) total_bytes += job.block.w.bytes();
+  const std::int64_t bytes = bytes_per_task(total_bytes, pool.size());
+  std::int64_t n_tasks = 0;
+  for (MatMulJob& job : jobs) {
+    job.first_task = n_tasks;
+    job.rows_per_task = rows_per_task(job.block.w, job.block.n_tokens, bytes);
+    n_tasks += (job.block.w.rows + job.rows_per_task - 1) / job.rows_per_task;
+  }
   pool.run(n_tasks, [&](std::int64_t i, int worker) noexcept {
     const auto after = std::upper_bound(jobs.begin(), jobs.end(), i,
                                         [](std::int64_t task, const MatMulJob& j) { return task < j.first_task; });
@@ -44,16 +53,14 @@ void CpuBackend::execute(Stream& stream, const MatMul& op) {
   }
 
   auto* jobs = reinterpret_cast<MatMulJob*>(s.tables.get(op.parts.size() * sizeof(MatMulJob)));
-  std::int64_t n_tasks = 0;
   std::size_t n_jobs = 0;
   for (const MatMulPart& p : op.parts) {
     MatMulJob& job = *new (jobs + n_jobs++) MatMulJob;
     job.block = {p.w, op.x.f32(), op.x.stride(0), {}, p.bias.empty() ? nullptr : p.bias.f32(), p.y.f32(), p.y.stride(0), nullptr, n, nullptr};
     if (is_fast(p.w, op.precision)) job.block.xq = xq[group_slot(p.w)].rows(0, tile);
     job.fn = kernel_for(k_, p.w, op.precision);
-    n_tasks = plan_job(job, n_tasks);
   }
-  run_jobs(pool_, s, {jobs, n_jobs}, n_tasks);
+  run_jobs(pool_, s, {jobs, n_jobs});
 }
 
 }  // namespace moeflux::backend::cpu

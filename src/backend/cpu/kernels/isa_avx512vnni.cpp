@@ -33,6 +33,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
+#include "backend/cpu/kernels/avx512/exact.inl"
 // clang-format on
 
 namespace {
@@ -42,7 +43,11 @@ constexpr KernelTable tiled_table() {
   const MatMulFn fast[kFormatSlots] = {nullptr, nullptr, nullptr, matmul_fast_tiles<3>, matmul_fast_tiles<4>,
                                        matmul_fast_tiles<5>, matmul_fast_tiles<6>, matmul_fast_tiles<7>,
                                        matmul_fast_tiles<8>, matmul_fast_tiles<9>};
-  for (int i = 0; i < kFormatSlots; ++i) t.fast[i] = fast[i];
+  const MatMulFn exact[kFormatSlots] = {matmul_exact_tiles<0>, matmul_exact_tiles<1>, matmul_exact_tiles<2>,
+                                        matmul_exact_tiles<3>, matmul_exact_tiles<4>, matmul_exact_tiles<5>,
+                                        matmul_exact_tiles<6>, matmul_exact_tiles<7>, matmul_exact_tiles<8>,
+                                        matmul_exact_tiles<9>};
+  for (int i = 0; i < kFormatSlots; ++i) t.fast[i] = fast[i], t.exact[i] = exact[i];
   t.quantize_row = quantize_row_tiles;
   t.token_tile = token_tile;
   t.interleave = interleave_tokens;

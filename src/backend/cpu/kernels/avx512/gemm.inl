@@ -25,12 +25,15 @@ template <int Slot>
 MOEFLUX_MATH void fill_half(const MatrixView& w, const TileRows& rows, std::uint8_t* out) noexcept {
   constexpr int kWidth = kUnit<Slot>;
   const auto* base = reinterpret_cast<const std::uint8_t*>(w.data);
+  constexpr int kUnitBytes = kNibbles<Slot> ? 64 : 8 * kBits<Slot>;
   const std::uint64_t row_bytes = w.row_bytes();
+  const char* ahead = reinterpret_cast<const char*>(base + rows.offset[0] * row_bytes + kTileRows * row_bytes);
   for (std::int64_t c = 0; c < w.cols; c += kWidth) {
     const int n = static_cast<int>(w.cols - c < kWidth ? w.cols - c : kWidth);
     __m512i r[16];
     for (int i = 0; i < kTileRows; ++i) {
       const std::uint8_t* p = base + rows.offset[i] * row_bytes;
+      _mm_prefetch(ahead + (c / kWidth * kTileRows + i) * kUnitBytes, _MM_HINT_T1);
       if constexpr (kNibbles<Slot>)
         r[i] = _mm512_maskz_loadu_epi8(n == 128 ? ~std::uint64_t{0} : (std::uint64_t{1} << (n / 2)) - 1, p + c / 2);
       else
