@@ -11,11 +11,14 @@
 
 namespace moeflux::backend::cpu {
 
-// Activations in 8 bits: per row and group x8, d and the sum of x8.
+// Activations in 8 bits: per row and group x8, d and the sum of x8. The order of x8 inside a group is the table's
+// own. With tile > 1 tokens lie in tiles of that many (the last may have fewer), n tokens of a tile side by side:
+// x8 [cols / 4][n][4], d and sx [cols / group][n].
 struct QuantizedRows {
   const std::int8_t* x8 = nullptr;   // [T, cols]
   const float* d = nullptr;          // [T, cols / group]
   const std::int32_t* sx = nullptr;  // [T, cols / group]
+  std::int64_t tile = 1;
 };
 
 // y[t, r] = W[r] . x[t] (+ bias[r]) for rows [row_begin, row_end) and all tokens.
@@ -27,14 +30,16 @@ struct MatMulBlock {
   const float* bias = nullptr;  // may be null
   float* y = nullptr;
   std::int64_t y_stride = 0;
+  const std::int32_t* slots = nullptr;  // row of y for each token; null: token t has row t
   std::int64_t n_tokens = 0;
   std::byte* scratch = nullptr;  // matmul_scratch_bytes(cols), aligned to 64
 };
 using MatMulFn = void (*)(const MatMulBlock& block, std::int64_t row_begin, std::int64_t row_end) noexcept;
 
 constexpr std::size_t matmul_scratch_bytes(std::int64_t cols) noexcept {
-  // A decoded row (or its codes) and the scales and biases of its groups (at least 32 wide) as f32.
-  return static_cast<std::size_t>(cols) * 4 + static_cast<std::size_t>(cols / 32 + 16) * 8 + 256;
+  // The largest need: codes of 32 rows, or 8 decoded rows, and the scales and biases of their groups (at least 32
+  // wide) as f32.
+  return static_cast<std::size_t>(cols) * 32 + static_cast<std::size_t>(cols / 32 + 16) * 8 * 32 + 256;
 }
 
 // Formats with a kernel of their own; groups and scale types are run-time values inside.
@@ -138,11 +143,18 @@ struct KernelTable {
   void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*head_matmul)(const HeadMatMulBlock& b) noexcept;
+  // Tokens per tile for the fast kernels, and the rows of one tile brought side by side (QuantizedRows); null: the
+  // kernels of this table want plain rows.
+  std::int64_t (*token_tile)(std::int64_t n_tokens) noexcept;
+  void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
+                     std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
+                     std::int32_t* sx_out) noexcept;
 };
 
 // Null where this build or this CPU does not have the instruction set.
 const KernelTable* scalar_table() noexcept;
 const KernelTable* avx2_table() noexcept;
 const KernelTable* avx512_table() noexcept;
+const KernelTable* avx512vnni_table() noexcept;
 
 }  // namespace moeflux::backend::cpu

@@ -122,6 +122,10 @@ MOEFLUX_MATH void dot16_x4(const float* x, std::int64_t stride, const float* w, 
   out[0] = reduce_add(a0), out[1] = reduce_add(a1), out[2] = reduce_add(a2), out[3] = reduce_add(a3);
 }
 
+MOEFLUX_MATH float* y_row(const MatMulBlock& b, std::int64_t t) noexcept {
+  return b.y + (b.slots != nullptr ? b.slots[t] : t) * b.y_stride;
+}
+
 template <int Slot>
 void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   const RowScratch s = split_scratch(b.scratch, b.w.cols);
@@ -132,11 +136,11 @@ void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
       float out[4];
       dot16_x4(b.x + t * b.x_stride, b.x_stride, s.values, b.w.cols, out);
       for (int k = 0; k < 4; ++k)
-        b.y[(t + k) * b.y_stride + r] = b.bias != nullptr ? out[k] + b.bias[r] : out[k];
+        y_row(b, t + k)[r] = b.bias != nullptr ? out[k] + b.bias[r] : out[k];
     }
     for (; t < b.n_tokens; ++t) {
       const float v = dot16(b.x + t * b.x_stride, s.values, b.w.cols);
-      b.y[t * b.y_stride + r] = b.bias != nullptr ? v + b.bias[r] : v;
+      y_row(b, t)[r] = b.bias != nullptr ? v + b.bias[r] : v;
     }
   }
 }
@@ -171,7 +175,7 @@ void matmul_fast(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
         acc = math::fma(static_cast<float>(idot), s.scales[g] * d[g], acc);
         if constexpr (Slot != 3) acc = math::fma(static_cast<float>(sx[g]), s.biases[g] * d[g], acc);
       }
-      b.y[t * b.y_stride + r] = b.bias != nullptr ? acc + b.bias[r] : acc;
+      y_row(b, t)[r] = b.bias != nullptr ? acc + b.bias[r] : acc;
     }
   }
 }

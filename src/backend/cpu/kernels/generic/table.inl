@@ -26,6 +26,8 @@ constexpr KernelTable kTable = {
     .conv = conv_channels,
     .delta_columns = delta_columns,
     .head_matmul = head_matmul,
+    .token_tile = nullptr,
+    .interleave = nullptr,
 };
 
 }  // namespace
