@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kGroupSize = 64;
 constexpr std::uint64_t kMxGroupSize = 32;
 constexpr double kEmbeddingCommon = 0.2;
-constexpr double kPopularity = 3.0;
+constexpr double kPopularity = 1.4;
 constexpr double kHeadGain = 2.5;
 
 class Builder {
@@ -44,7 +44,8 @@ class Builder {
            plan_.n_layers, shape_.name, layers, n_dense + 1);
     if (plan_.n_experts > experts)
       fail(ErrorCode::InvalidArgument, "--experts {}: {} has {}", plan_.n_experts, shape_.name, experts);
-    output_gain_ = std::sqrt(2.0 / static_cast<double>(layers));
+    full_layers_ = static_cast<double>(layers);
+    output_gain_ = std::sqrt(2.0 / full_layers_);
     config_[catalog_.symbol_key(config_, "L")] = plan_.n_layers;
     config_[catalog_.symbol_key(config_, "E")] = plan_.n_experts;
     if (shape_.layout.contains("pattern")) {
@@ -84,6 +85,7 @@ class Builder {
   }
 
   void add_layer(std::int64_t layer, const std::vector<Json>& entries) {
+    stream_size_ = std::sqrt(1.0 + (static_cast<double>(layer) + 0.5) / full_layers_);
     std::set<std::string> tags;
     const bool dense = layer < config_.value("first_k_dense_replace", std::int64_t{0});
     tags.insert(dense ? "dense" : "moe");
@@ -139,7 +141,7 @@ class Builder {
     if (embedding)
       fill.common = kEmbeddingCommon;
     else
-      fill.popular = kPopularity * options_.skew / static_cast<double>(columns);
+      fill.popular = kPopularity * options_.skew * stream_size_ / static_cast<double>(columns);
   }
 
   void add_plain_router(const std::string& name, const std::vector<std::uint64_t>& shape) {
@@ -217,7 +219,8 @@ class Builder {
   const SynthOptions& options_;
   Json config_;
   Json overrides_ = Json::object();
-  double output_gain_ = 1.0;
+  double full_layers_ = 1.0, output_gain_ = 1.0;
+  double stream_size_ = 1.0;  // of the residual stream at the current layer
   Plan plan_;
 };
 

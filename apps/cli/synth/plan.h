@@ -6,10 +6,11 @@
 // the stream grow from 1 to about sqrt(2) over all layers. Head: gain 2.5.
 //
 // Popularity. Embedding rows share a component of 0.2 (of a total of 1) along the common direction of fill.h,
-// so every normed hidden state has one of 0.14 to 0.2. The router's row e has, beside its random part of gain
-// 1, the component kPopularity * skew * p(e) / columns along that direction: its logit is N(0, 1) from the
-// token plus about 0.5 * skew * p(e) from the expert's popularity p(e), which has variance 1. Skew 0: what is
-// common to all tokens weighs 4 % of a logit's variance.
+// so every normed hidden state has one of about 0.2 / size, where size = sqrt(1 + (layer + 1/2) / layers) is
+// that of the residual stream. Router row e is a random row of gain 1 plus 1.4 * skew * size * p(e) / columns
+// along that direction: its logit is N(0, 1) from the token plus about 0.28 * skew * p(e) from the popularity
+// p(e), which has mean 0, variance 1 and an exponential tail. Measured overlaps are in
+// docs/synthetic-models.md.
 #pragma once
 
 #include <cstdint>

@@ -25,23 +25,29 @@ StreamFile::StreamFile(std::filesystem::path path, std::uint64_t size) : path_(s
   open();
   try {
     reserve();
-    thread_ = std::thread([this] { write_loop(); });
+    const std::uint64_t n_buffers = size_ / kBufferBytes;  // the rest is written by finish()
+    while (writers_.size() < std::min<std::uint64_t>(kWriters, n_buffers))
+      writers_.emplace_back([this] { write_loop(); });
   } catch (...) {
+    stop();
     ::close(fd_);
     throw;
   }
 }
 
 StreamFile::~StreamFile() {
-  if (thread_.joinable()) {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
+  stop();
   if (fd_ >= 0) ::close(fd_);
+}
+
+void StreamFile::stop() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& writer : writers_) writer.join();
+  writers_.clear();
 }
 
 void StreamFile::open() {
@@ -49,7 +55,7 @@ void StreamFile::open() {
   fd_ = ::open(path_.c_str(), kFlags, 0666);
   if (fd_ < 0) fail_io("cannot create", errno);
   // Asked for separately: a file system that refuses it may have created the file already.
-  direct_ = ::fcntl(fd_, F_SETFL, O_DIRECT) == 0;
+  (void)::fcntl(fd_, F_SETFL, O_DIRECT);
 }
 
 void StreamFile::reserve() {
@@ -74,9 +80,9 @@ void StreamFile::append(std::span<const std::byte> bytes) {
 
 void StreamFile::hand_over() {
   std::unique_lock lock(mutex_);
-  ++n_full_;
+  busy_[n_full_++ % kBuffers] = true;
   changed_.notify_all();
-  changed_.wait(lock, [&] { return error_ != 0 || n_full_ - n_written_ < kBuffers; });
+  changed_.wait(lock, [&] { return error_ != 0 || !busy_[n_full_ % kBuffers]; });
   if (error_ != 0) fail_io("writing failed", error_);
   used_ = 0;
 }
@@ -106,11 +112,13 @@ void StreamFile::finish() {
 }
 
 int StreamFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) noexcept {
+  bool through_cache = false;
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     // Accepted when it was set, refused when it is used: some file systems do that.
-    if (n < 0 && errno == EINVAL && std::exchange(direct_, false) && ::fcntl(fd_, F_SETFL, 0) == 0) continue;
+    if (n < 0 && errno == EINVAL && !std::exchange(through_cache, true) && ::fcntl(fd_, F_SETFL, 0) == 0)
+      continue;
     if (n < 0) return errno;
     // A short direct write ends on a sector, except on a full disk: the rest then says so.
     bytes = bytes.subspan(static_cast<std::size_t>(n));
@@ -122,16 +130,16 @@ int StreamFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes)
 void StreamFile::write_loop() noexcept {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return stop_ || n_written_ < n_full_; });
-    if (stop_) return;
-    const std::uint64_t index = n_written_;
+    changed_.wait(lock, [&] { return stop_ || n_claimed_ < n_full_; });
+    if (stop_ || error_ != 0) return;
+    const std::uint64_t index = n_claimed_++;
     lock.unlock();
     const int error = write_at(index * kBufferBytes, {buffers_[index % kBuffers].get(), kBufferBytes});
     lock.lock();
     ++n_written_;
+    busy_[index % kBuffers] = false;
     if (error != 0) error_ = error;
     changed_.notify_all();
-    if (error != 0) return;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <vector>
 
 namespace moeflux::cli::synth {
 
@@ -32,7 +33,8 @@ class StreamFile {
  private:
   static constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
   static constexpr std::size_t kAlignment = 4096;
-  static constexpr std::size_t kBuffers = 3;
+  static constexpr std::size_t kBuffers = 6;
+  static constexpr std::size_t kWriters = 3;  // writes in flight: one alone leaves the disk idle between two
 
   struct Free {
     void operator()(std::byte* p) const noexcept;
@@ -40,8 +42,9 @@ class StreamFile {
 
   void open();
   void reserve();
-  void hand_over();  // the full buffer to the thread; waits for a free one
+  void hand_over();  // the full buffer to the writers; waits for a free one
   void wait_idle();
+  void stop() noexcept;
   void write_loop() noexcept;
   int write_at(std::uint64_t offset, std::span<const std::byte> bytes) noexcept;  // 0 or errno
   [[noreturn]] void fail_io(const char* what, int error) const;
@@ -49,17 +52,18 @@ class StreamFile {
   const std::filesystem::path path_;
   const std::uint64_t size_;
   int fd_ = -1;
-  bool direct_ = false;
   std::array<std::unique_ptr<std::byte, Free>, kBuffers> buffers_;
   std::size_t used_ = 0;  // bytes in the buffer being filled
   std::uint64_t appended_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t n_full_ = 0, n_written_ = 0;  // buffers handed over and written so far
-  int error_ = 0;                             // of the thread
+  std::uint64_t n_full_ = 0, n_claimed_ = 0,
+                n_written_ = 0;        // buffers handed over, taken by a writer, written
+  std::array<bool, kBuffers> busy_{};  // handed over and not yet written
+  int error_ = 0;                      // of a writer
   bool stop_ = false;
-  std::thread thread_;
+  std::vector<std::thread> writers_;
 };
 
 }  // namespace moeflux::cli::synth
