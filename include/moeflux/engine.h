@@ -30,6 +30,7 @@ struct ModelInfo {
   std::int64_t n_experts = 0, top_k = 0, expert_dim = 0, shared_dim = 0;
   std::int64_t max_context = 0;
   std::uint64_t trunk_bytes = 0;       // as loaded
+  std::uint64_t trunk_bytes_per_token = 0;  // what decoding one token reads of it: one row of the embedding, all else
   std::uint64_t expert_bytes = 0;      // all experts, as stored
   std::uint64_t bytes_per_expert = 0;  // the largest record
   std::uint64_t active_expert_bytes_per_token = 0;  // without any cache

@@ -61,7 +61,7 @@ ExpertSetup make_expert_store(const EngineOptions& options, const model::ModelSp
   const std::size_t all = n_experts(binding);
   const auto [ctx, chunk] = session::session_sizes(options.planned, spec.max_context);
   const model::MemoryPlan plan = model::plan_memory(spec, binding, ctx, chunk, options.planned.kv);
-  const std::uint64_t used = io::process_memory().rss;
+  const std::uint64_t used = io::process_memory().resident_bytes;
   const std::uint64_t fixed = used + plan.session() + kMargin;
   if (options.ram_bytes == 0 || fixed + plan.experts <= options.ram_bytes)
     return {std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress),

@@ -55,6 +55,10 @@ ModelInfo describe(const format::ModelFolder& folder, const model::ParsedModel& 
   info.max_context = spec.max_context;
   for (const model::LayerSpec& layer : spec.layers) describe_layer(layer, info);
   info.trunk_bytes = binding.trunk_bytes();
+  const std::uint64_t embedding = binding.sources.embed.bytes();
+  info.trunk_bytes_per_token = info.trunk_bytes;
+  if (!spec.tied_head && spec.vocab_size > 0)
+    info.trunk_bytes_per_token -= embedding - embedding / static_cast<std::uint64_t>(spec.vocab_size);
   info.expert_bytes = binding.expert_bytes();
   info.trunk_formats = binding.trunk_formats;
   info.expert_formats = binding.expert_formats;

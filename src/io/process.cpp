@@ -1,39 +1,43 @@
 #include "io/process.h"
 
-#include <charconv>
-#include <string>
-#include <string_view>
-
-#include "core/error.h"
-#include "io/file.h"
-
 #include <fcntl.h>
 #include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
 
 namespace moeflux::io {
 namespace {
 
-// "VmRSS:     1234 kB" -> bytes.
-std::uint64_t field(std::string_view text, std::string_view name) {
+// "VmHWM:\t   12345 kB" -> bytes.
+std::uint64_t field(std::string_view text, std::string_view name) noexcept {
   const std::size_t at = text.find(name);
   if (at == std::string_view::npos) return 0;
-  std::string_view rest = text.substr(at + name.size());
-  rest.remove_prefix(std::min(rest.find_first_of("0123456789"), rest.size()));
+  const std::size_t digit = text.find_first_of("0123456789", at + name.size());
+  if (digit == std::string_view::npos) return 0;
   std::uint64_t kib = 0;
-  std::from_chars(rest.data(), rest.data() + rest.size(), kib);
+  std::from_chars(text.data() + digit, text.data() + text.size(), kib);
   return kib * 1024;
 }
 
 }  // namespace
 
-ProcessMemory process_memory() {
+ProcessMemory process_memory() noexcept {
   const int fd = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return {};
-  std::string text(8192, '\0');  // the file has about 1500 bytes and comes in one read
-  const ssize_t n = ::read(fd, text.data(), text.size());
+  std::array<char, 8192> buffer;  // the file has some 1500 bytes
+  std::size_t used = 0;
+  while (used < buffer.size()) {
+    const ssize_t n = ::read(fd, buffer.data() + used, buffer.size() - used);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    used += static_cast<std::size_t>(n);
+  }
   ::close(fd);
-  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return {field(text, "VmRSS:"), field(text, "VmHWM:")};
+  const std::string_view text(buffer.data(), used);
+  return {field(text, "\nVmRSS:"), field(text, "\nVmHWM:")};
 }
 
 }  // namespace moeflux::io

@@ -1,4 +1,4 @@
-// What this process takes of the machine's memory, as the system counts it.
+// What the operating system says about this process.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 namespace moeflux::io {
 
 struct ProcessMemory {
-  std::uint64_t rss = 0;       // bytes in memory now
-  std::uint64_t peak_rss = 0;  // the most so far
+  std::uint64_t resident_bytes = 0;  // now
+  std::uint64_t peak_bytes = 0;      // the most there ever was
 };
 
-// Zeros where the system does not tell.
-ProcessMemory process_memory();
+// From /proc/self/status; zeros where there is no such file.
+ProcessMemory process_memory() noexcept;
 
 }  // namespace moeflux::io
