@@ -55,7 +55,7 @@ mf_status report(mf_error* error, mf_status code, std::string_view message) noex
   // A cut never leaves half a UTF-8 sequence.
   if (n < message.size())
     while (n > 0 && (static_cast<unsigned char>(message[n]) & 0xc0U) == 0x80) --n;
-  std::memcpy(error->message, message.data(), n);
+  std::copy_n(message.begin(), n, error->message);
   error->message[n] = '\0';
   return code;
 }
@@ -65,7 +65,7 @@ template <class F>
 mf_status guarded(mf_error* error, F&& f) noexcept {
   try {
     f();
-    return report(error, MF_OK, {});
+    return report(error, MF_OK, "");
   } catch (const Error& e) {
     return report(error, status_of(e.code()), e.what());
   } catch (const std::bad_alloc&) {

@@ -32,6 +32,7 @@ class ExpertLease {
   ~ExpertLease();
 
   std::size_t size() const noexcept { return size_; }
+  explicit operator bool() const noexcept { return store_ != nullptr; }
   // Expert i is in memory: wait(i) will not block.
   bool ready(std::size_t i) const noexcept;
   // Blocks until expert i is in memory. Throws Io or InvalidModel naming file, layer and expert when it could not be
@@ -55,7 +56,8 @@ class ExpertLease {
 struct StoreStats {
   std::uint64_t requests = 0;
   std::uint64_t hits = 0;
-  std::uint64_t bytes_read = 0;  // by acquire; loading at start is not counted
+  std::uint64_t bytes_read = 0;  // by acquire and hint; loading at start is not counted
+  std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;  // experts; wasted: evicted before anybody asked
 };
 
 // Thread-safe: sessions share one.
@@ -63,9 +65,17 @@ class ExpertStore {
  public:
   virtual ~ExpertStore() = default;
 
-  // `experts` are distinct and at most max_lease(). Returns at once.
-  ExpertLease acquire(LayerIdx layer, std::span<const ExpertIdx> experts) {
-    return ExpertLease(this, pin(layer, experts), experts.size());
+  // `experts` are distinct and at most max_lease(). Returns at once; with other sessions on the store it may wait for one
+  // of their leases to end, so the caller must hold no lease itself. `weights` say how much each use counts for keeping
+  // the expert: empty, 1 each, as for a token being decoded; a prompt that passes once gives less, so that it does not
+  // flush what decoding lives on.
+  ExpertLease acquire(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights = {}) {
+    return ExpertLease(this, pin(layer, experts, weights), experts.size());
+  }
+  // The same, by somebody who holds another lease: an empty lease when there is no room for it now.
+  ExpertLease try_acquire(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights = {}) {
+    std::uint32_t ticket = 0;
+    return try_pin(layer, experts, weights, ticket) ? ExpertLease(this, ticket, experts.size()) : ExpertLease();
   }
   // Experts that may be wanted soon: low priority, never blocks, may be dropped.
   virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
@@ -76,8 +86,9 @@ class ExpertStore {
  protected:
   friend class ExpertLease;
   // A ticket stands for one lease until unpin().
-  virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) = 0;
-  virtual bool ready(std::uint32_t ticket, std::size_t i) const noexcept = 0;
+  virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) = 0;
+  virtual bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) = 0;
+  virtual bool ready(std::uint32_t ticket, std::size_t i) noexcept = 0;
   virtual ExpertView wait(std::uint32_t ticket, std::size_t i) = 0;
   virtual void unpin(std::uint32_t ticket) noexcept = 0;
 };

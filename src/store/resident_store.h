@@ -23,8 +23,12 @@ class ResidentStore final : public ExpertStore {
   StoreStats stats() const noexcept override;
 
  protected:
-  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
-  bool ready(std::uint32_t, std::size_t) const noexcept override { return true; }
+  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) override;
+  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) override {
+    ticket = pin(layer, experts, weights);
+    return true;
+  }
+  bool ready(std::uint32_t, std::size_t) noexcept override { return true; }
   ExpertView wait(std::uint32_t ticket, std::size_t i) override;
   void unpin(std::uint32_t ticket) noexcept override;
 

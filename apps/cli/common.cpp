@@ -1,0 +1,189 @@
+#include "cli/common.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "cli/fail.h"
+#include "cli/terminal.h"
+
+namespace moeflux::cli {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+// What an engine says while it loads and later. Shared by two sinks that may be called from different
+// threads.
+class Reporter {
+ public:
+  explicit Reporter(bool verbose) : verbose_(verbose) {}
+
+  void log(LogLevel level, std::string_view text) {
+    if (level == LogLevel::Debug || (level == LogLevel::Info && !verbose_)) return;
+    const std::lock_guard lock(mutex_);
+    line_.clear();
+    note(fmt::format("{}{}",
+                     level == LogLevel::Warning ? "warning: "
+                     : level == LogLevel::Error ? "error: "
+                                                : "",
+                     text));
+  }
+
+  void progress(std::string_view what, std::uint64_t done, std::uint64_t total) {
+    const std::lock_guard lock(mutex_);
+    if (done >= total) {
+      line_.clear();
+    } else if (line_.due()) {
+      const double share = static_cast<double>(done) / static_cast<double>(total);
+      constexpr std::size_t kWidth = 30;
+      const auto filled = static_cast<std::size_t>(share * kWidth);
+      line_.show(fmt::format("{} [{}{}] {:3.0f} %", what, std::string(filled, '#'),
+                             std::string(kWidth - filled, '.'), share * 100));
+    }
+  }
+
+  void loaded() {
+    const std::lock_guard lock(mutex_);
+    line_.clear();
+  }
+
+ private:
+  const bool verbose_;
+  std::mutex mutex_;
+  // A bar that flashes by is noise.
+  StatusLine line_{std::chrono::milliseconds(300)};
+};
+
+std::string rate_text(double rate) { return rate > 0 ? fmt::format("{:.1f} tok/s", rate) : "- tok/s"; }
+
+}  // namespace
+
+CLI::Validator at_least(std::int64_t low) {
+  return CLI::Validator(
+      [low](std::string& text) -> std::string {
+        std::int64_t value = 0;
+        if (!CLI::detail::lexical_cast(text, value) || value < low)
+          return fmt::format("{} is no integer of at least {}", text, low);
+        return {};
+      },
+      "");
+}
+
+void add_model_argument(CLI::App& app, std::string& model) {
+  app.add_option("MODEL", model, "Folder with config.json and safetensors")->required()->type_name("");
+}
+
+void add_engine_options(CLI::App& app, ModelOptions& options) {
+  app.add_option("-t,--threads", options.n_threads, "Threads; 0: one per usable core")
+      ->check(CLI::Range(0, kMaxThreads))
+      ->capture_default_str();
+  app.add_option("--precision", options.precision,
+                 "exact: f32 activations; fast: 8-bit activations per group")
+      ->check(CLI::IsMember({"exact", "fast"}))
+      ->capture_default_str();
+  app.add_option("--kv", options.kv, "Element type of the key/value cache")
+      ->check(CLI::IsMember({"f32", "f16"}))
+      ->capture_default_str();
+  app.add_option("--isa", options.isa,
+                 "Force a CPU kernel set: avx512, avx2, scalar; never changes a result");
+  app.add_option("--chunk", options.chunk_size, "Prompt tokens computed together; never changes a result")
+      ->check(at_least(0));
+  app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
+}
+
+void add_ctx_option(CLI::App& app, ModelOptions& options) {
+  app.add_option("-c,--ctx-size", options.ctx_size, "Positions; 0: the model's limit, at most 4096")
+      ->check(at_least(0))
+      ->capture_default_str();
+}
+
+bool parse(CLI::App& app, Arguments arguments) {
+  app.get_formatter()->column_width(34);
+  std::reverse(arguments.begin(), arguments.end());  // the order CLI11 takes them from
+  try {
+    app.parse(std::move(arguments));
+  } catch (const CLI::CallForHelp&) {
+    write_out(app.help());
+    return false;
+  } catch (const CLI::ParseError& error) {
+    fail(ErrorCode::InvalidArgument, "{}\nSee {} --help.", error.what(), app.get_name());
+  }
+  return true;
+}
+
+std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
+  const auto reporter = std::make_shared<Reporter>(options.verbose);
+  EngineOptions engine_options;
+  engine_options.model = options.model;
+  engine_options.n_threads = options.n_threads;
+  engine_options.isa = options.isa;
+  engine_options.precision = options.precision == "exact" ? Precision::Exact : Precision::Fast;
+  engine_options.log = [reporter](LogLevel level, std::string_view text) { reporter->log(level, text); };
+  engine_options.progress = [reporter](std::string_view what, std::uint64_t done, std::uint64_t total) {
+    reporter->progress(what, done, total);
+  };
+  std::unique_ptr<Engine> engine = Engine::open(engine_options);
+  reporter->loaded();
+  return engine;
+}
+
+std::unique_ptr<Session> open_session(Engine& engine, const ModelOptions& options) {
+  SessionOptions session_options;
+  session_options.ctx_size = options.ctx_size;
+  session_options.kv = options.kv == "f16" ? KvType::F16 : KvType::F32;
+  session_options.chunk_size = options.chunk_size;
+  return engine.create_session(session_options);
+}
+
+const Tokenizer& need_tokenizer(const Engine& engine, const char* verb) {
+  const Tokenizer* tokenizer = engine.tokenizer();
+  if (tokenizer == nullptr)
+    fail(ErrorCode::Unsupported,
+         "{}: no tokenizer.json, so `{}` cannot read text; `moeflux logits` takes token ids",
+         engine.info().path.string(), verb);
+  return *tokenizer;
+}
+
+std::string mode_line(const Engine& engine, const Session& session, const ModelOptions& options) {
+  const ModelInfo& info = engine.info();
+  return fmt::format("{} ({}, {} layers) | {} | {} | kv {} | ctx {}", folder_name(options.model), info.family,
+                     info.n_layers, engine.backend_name(),
+                     engine.precision() == Precision::Exact ? "exact" : "fast", options.kv,
+                     session.ctx_size());
+}
+
+std::string closing_line(const SessionStats& stats) {
+  return fmt::format(
+      "prefill {} tokens, {} | decode {} tokens, {} | hit rate {:.1f} % | {} read per token | logits {}",
+      stats.prefill_tokens, rate_text(stats.prefill_rate()), stats.decode_tokens,
+      rate_text(stats.decode_rate()), stats.hit_rate() * 100, bytes_text(stats.bytes_read_per_token()),
+      hash_text(stats.logits_hash));
+}
+
+std::string folder_name(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::weakly_canonical(path, error);
+  if (error) folder = path;
+  if (!folder.has_filename()) folder = folder.parent_path();
+  return folder.has_filename() ? folder.filename().string() : path;
+}
+
+std::string bytes_text(double bytes) {
+  constexpr std::array kUnits = {"kB", "MB", "GB", "TB"};
+  if (bytes < 1000) return fmt::format("{:.0f} B", bytes);
+  std::size_t unit = 0;
+  bytes /= 1000;
+  // 999.95 would be rounded to 1000.0 of the smaller unit.
+  while (bytes >= 999.95 && unit + 1 < kUnits.size()) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", bytes, kUnits[unit]);
+}
+
+std::string hash_text(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
+
+}  // namespace moeflux::cli

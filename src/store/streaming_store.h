@@ -1,0 +1,109 @@
+// An ExpertStore with a bounded number of slots: hits are pinned, misses are read straight from disk into free slots.
+//
+// All slots lie in one region that is allocated once. A lease never needs more than max_lease() slots, and whoever asks
+// for one holds none (or takes what try_acquire gives), so acquire() cannot deadlock: it waits at most for leases of other
+// sessions to end. What is in memory never changes a result.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "format/model_folder.h"
+#include "io/async_reader.h"
+#include "io/region.h"
+#include "store/expert_store.h"
+#include "store/slot_layout.h"
+#include "store/slot_scores.h"
+
+namespace moeflux::store {
+
+struct StreamingOptions {
+  std::size_t n_slots = 0;
+  std::size_t max_lease = 0;  // experts; at least the largest top-k, at most n_slots
+  // Makes the reader over the slots' memory; files in the order of the folder. Tests bring their own.
+  std::function<std::unique_ptr<io::AsyncReader>(const io::MemoryRegions&)> make_reader;
+};
+
+class StreamingStore final : public ExpertStore {
+ public:
+  // InvalidArgument: fewer slots than the largest lease. The catalog is copied; `file_names` are for messages.
+  StreamingStore(ExpertCatalog catalog, std::vector<std::string> file_names, const StreamingOptions& options);
+  ~StreamingStore() override;
+
+  // Bytes one slot takes for this catalog: what the planner divides by.
+  static std::uint64_t slot_bytes(const ExpertCatalog& catalog) { return SlotLayout(catalog).slot_bytes(); }
+
+  void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept override;
+  std::size_t max_lease() const noexcept override { return max_lease_; }
+  StoreStats stats() const noexcept override;
+  io::ReaderInfo reader_info() const { return reader_->info(); }
+
+  // For tests: slots that are pinned or loading.
+  std::size_t busy_slots() const;
+
+ protected:
+  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) override;
+  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) override;
+  bool ready(std::uint32_t ticket, std::size_t i) noexcept override;
+  ExpertView wait(std::uint32_t ticket, std::size_t i) override;
+  void unpin(std::uint32_t ticket) noexcept override;
+
+ private:
+  enum class State : std::uint8_t { Free, Loading, Ready, Failed };
+  struct Slot {
+    State state = State::Free;
+    bool hinted = false;         // loaded by a hint and not yet asked for
+    std::uint8_t attempts = 0;
+    LayerIdx layer{};
+    ExpertIdx expert{};
+    std::uint32_t pins = 0;
+    std::uint32_t pieces_left = 0;
+    int status = 0;              // of the first piece that failed; kShort: the file ended
+    std::size_t failed_piece = 0;
+  };
+  struct Ticket {
+    std::vector<std::uint32_t> slots;
+  };
+  static constexpr int kShort = -1;
+
+  std::uint32_t key(LayerIdx layer, ExpertIdx expert) const noexcept;
+  std::byte* slot_memory(std::size_t slot) const noexcept { return region_.data() + slot * layout_.slot_bytes(); }
+  // All below: mutex_ held.
+  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::vector<std::uint32_t>& slots);
+  bool take_slot(std::uint32_t& slot);
+  void start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx expert);
+  void queue_reads(std::uint32_t slot, io::ReadPriority priority);
+  void submit_queued();
+  void complete(const io::ReadCompletion& c);
+  void finish(std::uint32_t slot);
+  void drain();
+  void forget(std::uint32_t slot) noexcept;
+  std::string failure(const Slot& s) const;
+  // Takes completions, waiting up to some time for one, with the lock released meanwhile.
+  void wait_for_completion(std::unique_lock<std::mutex>& lock);
+
+  const ExpertCatalog catalog_;
+  const std::vector<std::string> file_names_;
+  const SlotLayout layout_;
+  std::size_t max_lease_ = 0;
+  std::int64_t experts_per_layer_ = 0;
+  io::Region region_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // a slot became ready, failed or unpinned
+  std::vector<Slot> slots_;
+  std::vector<std::int32_t> slot_of_;  // by key; -1: on disk
+  std::vector<std::uint32_t> free_;
+  std::vector<Ticket> tickets_;
+  std::vector<std::uint32_t> free_tickets_;
+  std::vector<io::ReadRequest> queued_;
+  SlotScores scores_;
+  StoreStats stats_;
+  std::unique_ptr<io::AsyncReader> reader_;  // last: stops before the memory goes
+};
+
+}  // namespace moeflux::store
