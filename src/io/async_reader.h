@@ -86,8 +86,10 @@ struct ReaderOptions {
   std::uint32_t depth = 64;
   std::uint32_t hint_depth = 4;  // of them hints: what a demand read may have to queue behind
   std::uint32_t n_threads = 8;   // of the pread pool, which is its depth
-  // Larger requests are split. A multiple of kDirectAlign.
-  std::uint64_t piece_bytes = 512 * 1024;
+  // Larger requests are split. A multiple of kDirectAlign. The kernel splits further for the device; smaller
+  // pieces only cost more calls (measured: 0.5 MiB 7.8, 1 MiB 8.5 to 8.9, whole records of 1.7 MB 8.6 to 9.1
+  // GB/s).
+  std::uint64_t piece_bytes = 2 * 1024 * 1024;
   std::uint32_t max_requests = 8192;  // submitted and not yet handed back
   bool direct = true;                 // false: through the page cache
   bool register_memory = true;        // pin the regions in the kernel (all their pages at once)

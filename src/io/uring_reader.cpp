@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "core/error.h"
@@ -28,6 +29,8 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 // The kernel refuses to pin more than this as one buffer.
 constexpr std::uint64_t kMaxPinned = std::uint64_t{1} << 30;
+constexpr int kOpenAttempts = 20;
+constexpr std::chrono::milliseconds kOpenPause(10);
 // How long to leave a kernel alone that takes no submissions.
 constexpr std::chrono::milliseconds kBusyPause(1);
 
@@ -43,7 +46,14 @@ class Ring {
   // 0 or errno.
   int open(std::uint32_t entries) {
     io_uring_params params{};
-    const int result = io_uring_queue_init_params(entries, &ring_, &params);
+    int result = 0;
+    // A ring counts as locked memory, and that of one just closed is given back a moment later.
+    for (int attempt = 0; attempt < kOpenAttempts; ++attempt) {
+      if (attempt != 0) std::this_thread::sleep_for(kOpenPause);
+      params = {};
+      result = io_uring_queue_init_params(entries, &ring_, &params);
+      if (result != -ENOMEM) break;
+    }
     if (result < 0) return -result;
     open_ = true;
     // Waiting with a timeout must not need a submission, and completions must not be lost.
