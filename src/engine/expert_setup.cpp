@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "core/units.h"
 #include "io/async_reader.h"
-#include "io/process.h"
+#include "io/machine.h"
 #include "model/planner.h"
 #include "session/session.h"
 #include "store/resident_store.h"
@@ -61,7 +61,7 @@ ExpertSetup make_expert_store(const EngineOptions& options, const model::ModelSp
   const std::size_t all = n_experts(binding);
   const auto [ctx, chunk] = session::session_sizes(options.planned, spec.max_context);
   const model::MemoryPlan plan = model::plan_memory(spec, binding, ctx, chunk, options.planned.kv);
-  const std::uint64_t used = io::process_memory().resident_bytes;
+  const std::uint64_t used = io::process_memory().resident;
   const std::uint64_t fixed = used + plan.session() + kMargin;
   if (options.ram_bytes == 0 || fixed + plan.experts <= options.ram_bytes)
     return {std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress),

@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
-#include "io/process.h"
+#include "io/machine.h"
 
 namespace moeflux {
 namespace {
@@ -39,7 +39,7 @@ std::uint64_t sum_words(const std::uint64_t* words) noexcept {
 
 ProcessMemory process_memory() {
   const io::ProcessMemory memory = io::process_memory();
-  return {memory.resident_bytes, memory.peak_bytes};
+  return {memory.resident, memory.peak_resident};
 }
 
 MemoryBandwidth probe_memory_bandwidth(int n_threads) {

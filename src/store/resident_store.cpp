@@ -61,7 +61,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
   }
 }
 
-std::uint32_t ResidentStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float>) {
+std::uint32_t ResidentStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts) {
   const std::lock_guard lock(mutex_);
   if (free_.empty()) {
     free_.push_back(static_cast<std::uint32_t>(tickets_.size()));

@@ -23,7 +23,9 @@ class RecordingStore final : public store::ExpertStore {
  public:
   explicit RecordingStore(store::ExpertStore& inner) : inner_(inner) {}
 
+  void visit(LayerIdx, std::span<const ExpertIdx>, std::span<const std::uint32_t>, std::uint32_t) noexcept override {}
   void hint(LayerIdx, std::span<const ExpertIdx>, float) noexcept override {}
+  std::size_t scan_batch() const noexcept override { return inner_.scan_batch(); }
   std::size_t max_lease() const noexcept override { return inner_.max_lease(); }
   store::StoreStats stats() const noexcept override { return inner_.stats(); }
 
@@ -37,7 +39,11 @@ class RecordingStore final : public store::ExpertStore {
     leases_[next_] = inner_.acquire(layer, experts);
     return next_++;
   }
-  bool ready(std::uint32_t ticket, std::size_t i) const noexcept override { return leases_.at(ticket).ready(i); }
+  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) override {
+    ticket = pin(layer, experts);
+    return true;
+  }
+  bool ready(std::uint32_t ticket, std::size_t i) noexcept override { return leases_.at(ticket).ready(i); }
   store::ExpertView wait(std::uint32_t ticket, std::size_t i) override { return leases_.at(ticket).wait(i); }
   void unpin(std::uint32_t ticket) noexcept override { leases_.erase(ticket); }
 

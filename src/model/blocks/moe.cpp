@@ -76,39 +76,37 @@ void run_shared(Context& c, const MoeSpec& spec, const MoeWeights& w, const Tens
   if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
 }
 
-// How much this use should count for keeping an expert. A decoded token's counts fully; of a prompt, which passes once, the
-// experts that many of its tokens chose count more than the others, and none as much as decoding.
-void weigh_uses(MoeScratch& m, std::int64_t n_tokens) {
-  m.weights.clear();
-  if (n_tokens == 1) return;
-  for (ExpertIdx e : m.wanted) {
-    const auto i = static_cast<std::size_t>(raw(e));
-    const auto uses = static_cast<float>(m.begin[i + 1] - m.begin[i]);
-    m.weights.push_back(0.5f * std::min(1.0f, uses / static_cast<float>(n_tokens) * 4.0f));
-  }
+// Tells the store what this visit of the layer wants.
+void report_visit(Context& c, LayerIdx layer, std::int64_t n_tokens) {
+  MoeScratch& m = c.moe;
+  m.counts.clear();
+  if (n_tokens > 1)
+    for (ExpertIdx e : m.wanted) {
+      const auto i = static_cast<std::size_t>(raw(e));
+      m.counts.push_back(static_cast<std::uint32_t>(m.begin[i + 1] - m.begin[i]));
+    }
+  c.experts.visit(layer, m.wanted, m.counts, static_cast<std::uint32_t>(n_tokens));
 }
 
 // The experts of a layer in ascending order, which is file order, a batch at a time: while one is computed the next is being
 // read. The first goes out before the shared expert is computed, so that its misses fly meanwhile.
 void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
-  weigh_uses(c.moe, x.dim(0));
+  report_visit(c, layer, x.dim(0));
   const std::span<const ExpertIdx> all(c.moe.wanted);
-  const std::span<const float> weights(c.moe.weights);
   const std::size_t batch = x.dim(0) == 1 ? c.experts.max_lease() : c.experts.scan_batch();
   const auto part = [&](std::size_t at) { return all.subspan(at, std::min(batch, all.size() - at)); };
-  const auto part_weights = [&](std::size_t at) { return weights.empty() ? weights : weights.subspan(at, part(at).size()); };
 
-  store::ExpertLease lease = c.experts.acquire(layer, part(0), part_weights(0));
+  store::ExpertLease lease = c.experts.acquire(layer, part(0));
   run_shared(c, spec, w, x, s);
   for (std::size_t at = 0; at < all.size();) {
     const std::span<const ExpertIdx> now = part(at);
     const std::size_t after = at + now.size();
     store::ExpertLease next;
-    if (after < all.size()) next = c.experts.try_acquire(layer, part(after), part_weights(after));
+    if (after < all.size()) next = c.experts.try_acquire(layer, part(after));
     run_lease(c, spec, lease, now, x, s.rows);
     c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
     lease = store::ExpertLease{};
-    if (after < all.size() && !next) next = c.experts.acquire(layer, part(after), part_weights(after));
+    if (after < all.size() && !next) next = c.experts.acquire(layer, part(after));
     lease = std::move(next);
     at = after;
   }
