@@ -56,7 +56,7 @@ void check_fp8(const Json& object, const std::string& place) {
   const Json* block = json_find(object, "weight_block_size");
   if (block == nullptr || *block != Json::array({128, 128}))
     fail(ErrorCode::Unsupported, "{}: \"weight_block_size\" must be [128, 128] for fp8", place);
-  if (const auto kind = json_string(object, "fmt", place); kind && *kind != "e4m3")
+  if (const auto kind = json_string(object, "fmt", place); kind && *kind != "e4m3" && *kind != "float8_e4m3fn")
     fail(ErrorCode::Unsupported, "{}: \"fmt\" is {}, only e4m3 is supported", place, in_quotes(*kind));
 }
 

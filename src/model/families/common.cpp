@@ -115,11 +115,11 @@ void read_groups(ModelConfig& c, MoeSpec& m) {
   const std::int64_t groups = c.find_int({"n_group"}).value_or(1), chosen = c.find_int({"topk_group"}).value_or(groups);
   if (groups < 1 || m.n_experts % groups != 0)
     fail(ErrorCode::InvalidModel, "{}: \"n_group\" ({}) does not divide {} experts", c.origin(), groups, m.n_experts);
+  if (groups > 1 && m.router.score == backend::RouterScore::Sigmoid && m.n_experts / groups < 2)
+    fail(ErrorCode::InvalidModel, "{}: \"n_group\" ({}) leaves one expert to a group", c.origin(), groups);
   if (chosen < 1 || chosen > groups) fail(ErrorCode::InvalidModel, "{}: \"topk_group\" is {} of {} groups", c.origin(), chosen, groups);
   if (m.top_k > m.n_experts / groups * chosen)
     fail(ErrorCode::InvalidModel, "{}: \"topk_group\" ({}) leaves fewer experts than \"num_experts_per_tok\" ({})", c.origin(), chosen, m.top_k);
-  if (groups > 1 && m.router.score == backend::RouterScore::Sigmoid && m.n_experts / groups < 2)
-    fail(ErrorCode::InvalidModel, "{}: \"n_group\" ({}) leaves one expert to a group", c.origin(), groups);
   m.router.n_groups = static_cast<std::int32_t>(groups);
   m.router.topk_groups = static_cast<std::int32_t>(chosen);
 }

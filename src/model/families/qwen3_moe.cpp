@@ -13,6 +13,8 @@ ModelSpec parse(format::ModelConfig& c) {
   c.require_absent_or("hidden_act", "silu");
   c.require_absent_or("attention_bias", false);
   c.require_absent_or("use_sliding_window", false);
+  c.require_absent_or("qkv_bias", false);
+  c.require_absent_or("use_qk_norm", true);
   c.accept({"sliding_window"});
   ModelSpec s = read_dims(c);
   GqaSpec attention = read_gqa(c, s.hidden_dim, {});
