@@ -45,18 +45,19 @@ __attribute__((target("avx512f"))) void read_all(const std::uint8_t* p, std::siz
     d = _mm512_or_si512(d, _mm512_loadu_si512(p + i + 192));
   }
   a = _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d));
-  asm volatile("" : : "x"(a));
+  asm volatile("" : : "v"(a));
 }
 
 __attribute__((target("avx512f,avx512vnni"))) void int_loop() {
   __m512i acc[kChains];
   const __m512i u = _mm512_set1_epi8(3), s = _mm512_set1_epi8(5);
-  for (__m512i& a : acc) a = _mm512_setzero_si512();
+  #pragma GCC unroll 12
+  for (int c = 0; c < kChains; ++c) acc[c] = _mm512_setzero_si512();
   for (std::int64_t i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 12
     for (int c = 0; c < kChains; ++c) {
       acc[c] = _mm512_dpbusd_epi32(acc[c], u, s);
-      asm volatile("" : "+x"(acc[c]));
+      asm volatile("" : "+v"(acc[c]));
     }
   }
 }
@@ -64,12 +65,13 @@ __attribute__((target("avx512f,avx512vnni"))) void int_loop() {
 __attribute__((target("avx512f"))) void f32_loop() {
   __m512 acc[kChains];
   const __m512 u = _mm512_set1_ps(0.5f);
-  for (__m512& a : acc) a = _mm512_setzero_ps();
+  #pragma GCC unroll 12
+  for (int c = 0; c < kChains; ++c) acc[c] = _mm512_setzero_ps();
   for (std::int64_t i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 12
     for (int c = 0; c < kChains; ++c) {
       acc[c] = _mm512_fmadd_ps(u, u, acc[c]);
-      asm volatile("" : "+x"(acc[c]));
+      asm volatile("" : "+v"(acc[c]));
     }
   }
 }

@@ -23,10 +23,20 @@ struct LaneShifts {
 template <int Bits>
 inline constexpr LaneShifts<Bits> kLaneShifts{};
 
-MOEFLUX_MATH long long load_bytes(const std::uint8_t* p, std::size_t n) noexcept {
-  long long v = 0;
-  std::memcpy(&v, p, n);
-  return v;
+// Bytes bytes, zeros above them. Odd counts are put together from loads that overlap nothing behind p + Bytes.
+template <int Bytes>
+MOEFLUX_MATH long long load_bytes(const std::uint8_t* p) noexcept {
+  if constexpr (Bytes == 8 || Bytes == 4) {
+    std::conditional_t<Bytes == 8, std::uint64_t, std::uint32_t> v;
+    std::memcpy(&v, p, Bytes);
+    return static_cast<long long>(v);
+  } else {
+    static_assert(Bytes == 5 || Bytes == 6);
+    std::uint32_t low, high;  // bytes 0..3 and the last four
+    std::memcpy(&low, p, 4);
+    std::memcpy(&high, p + Bytes - 4, 4);
+    return static_cast<long long>(static_cast<std::uint64_t>(high >> (8 * (8 - Bytes))) << 32 | low);
+  }
 }
 
 // One row being decoded: weights() gives sixteen of the current group.
@@ -61,13 +71,13 @@ struct RowReader {
       constexpr int kWidth = kCodeBits<Slot>;
       const std::uint8_t* q = codes + c / 8 * kWidth;
       if constexpr (kLookup<Slot>) {
-        const __m512i word = _mm512_set1_epi64(load_bytes(q, 2 * kWidth));
+        const __m512i word = _mm512_set1_epi64(load_bytes<2 * kWidth>(q));
         return {_mm512_permutexvar_ps(_mm512_multishift_epi64_epi8(load512(kLaneShifts<kWidth>.v), word), a)};
       } else if constexpr (kWidth == 8) {
         return {_mm512_fmadd_ps(a, load_u8(q).a, b)};
       } else {
-        const __m512i word = _mm512_inserti64x4(_mm512_set1_epi64(load_bytes(q, kWidth)),
-                                                _mm256_set1_epi64x(load_bytes(q + kWidth, kWidth)), 1);
+        const __m512i word = _mm512_inserti64x4(_mm512_set1_epi64(load_bytes<kWidth>(q)),
+                                                _mm256_set1_epi64x(load_bytes<kWidth>(q + kWidth)), 1);
         const __m512i code = _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(kLaneShifts<kWidth>.v), word),
                                               _mm512_set1_epi32((1 << kWidth) - 1));
         return {_mm512_fmadd_ps(a, _mm512_cvtepi32_ps(code), b)};
@@ -144,55 +154,66 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
   for (std::int64_t r = row_begin; r < row_end; r += kExactRows) {
     RowReader<Slot> rows[kExactRows] = {};
     open_rows<Slot>(b.w, r, row_end, scratch, rows);
-    V16 acc[kExactRows] = {zero(), zero(), zero(), zero()};
+    RowReader<Slot> r0 = rows[0], r1 = rows[1], r2 = rows[2], r3 = rows[3];
+    V16 a0 = zero(), a1 = zero(), a2 = zero(), a3 = zero();
     each_column<Slot>(
         b.w,
         [&](std::int64_t g) noexcept __attribute__((always_inline)) {
-#pragma GCC unroll 4
-          for (int i = 0; i < kExactRows; ++i) rows[i].start_group(g);
+          r0.start_group(g), r1.start_group(g), r2.start_group(g), r3.start_group(g);
         },
         [&](std::int64_t c) noexcept __attribute__((always_inline)) {
           const V16 x = load(b.x + c);
-#pragma GCC unroll 4
-          for (int i = 0; i < kExactRows; ++i) acc[i] = fma(x, rows[i].weights(c), acc[i]);
+          a0 = fma(x, r0.weights(c), a0);
+          a1 = fma(x, r1.weights(c), a1);
+          a2 = fma(x, r2.weights(c), a2);
+          a3 = fma(x, r3.weights(c), a3);
         },
         [&](std::int64_t c, std::int64_t n) noexcept __attribute__((always_inline)) {
           const V16 x = load_n(b.x + c, n);
-          for (int i = 0; i < kExactRows; ++i) acc[i] = fma(x, rows[i].rest(c, n), acc[i]);
+          a0 = fma(x, r0.rest(c, n), a0);
+          a1 = fma(x, r1.rest(c, n), a1);
+          a2 = fma(x, r2.rest(c, n), a2);
+          a3 = fma(x, r3.rest(c, n), a3);
         });
+    const V16 acc[kExactRows] = {a0, a1, a2, a3};
     for (int i = 0; i < kExactRows && r + i < row_end; ++i) put(b, 0, r + i, reduce_add(acc[i]));
   }
 }
 
-// NT tokens against four decoded rows; columns past the end are zeros in w.
+// NT tokens against four decoded rows; columns past the end are zeros in w. Named variables for the reason given in
+// gemm.inl.
+#define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define MOEFLUX_CLEAR(t) V16 a##t = zero(), b##t = zero(), c##t = zero(), d##t = zero();
+#define MOEFLUX_STEP(t)                                                     \
+  if constexpr (NT > t) {                                                   \
+    const V16 v{_mm512_maskz_loadu_ps(mask, x + t * m.x_stride + at)};      \
+    a##t = fma(v, w0, a##t), b##t = fma(v, w1, b##t);                       \
+    c##t = fma(v, w2, c##t), d##t = fma(v, w3, d##t);                       \
+  }
+#define MOEFLUX_FINISH(t)                                               \
+  if constexpr (NT > t) {                                               \
+    put(m, t0 + t, r, reduce_add(a##t));                                \
+    if (n_rows > 1) put(m, t0 + t, r + 1, reduce_add(b##t));            \
+    if (n_rows > 2) put(m, t0 + t, r + 2, reduce_add(c##t));            \
+    if (n_rows > 3) put(m, t0 + t, r + 3, reduce_add(d##t));            \
+  }
+
 template <int NT>
-void exact_tile(const MatMulBlock& b, std::int64_t t, std::int64_t r, std::int64_t n_rows, const float* w, std::int64_t w_stride) noexcept {
-  V16 acc[NT][kExactRows];
-#pragma GCC unroll 6
-  for (int k = 0; k < NT; ++k)
-#pragma GCC unroll 4
-    for (int i = 0; i < kExactRows; ++i) acc[k][i] = zero();
-  const float* x = b.x + t * b.x_stride;
-  const auto step = [&](std::int64_t c, __mmask16 mask) noexcept __attribute__((always_inline)) {
-    V16 v[kExactRows];
-#pragma GCC unroll 4
-    for (int i = 0; i < kExactRows; ++i) v[i] = load(w + i * w_stride + c);
-#pragma GCC unroll 6
-    for (int k = 0; k < NT; ++k) {
-      const V16 a{_mm512_maskz_loadu_ps(mask, x + k * b.x_stride + c)};
-#pragma GCC unroll 4
-      for (int i = 0; i < kExactRows; ++i) acc[k][i] = fma(a, v[i], acc[k][i]);
-    }
-  };
-  std::int64_t c = 0;
-  for (; c + 16 <= b.w.cols; c += 16) step(c, static_cast<__mmask16>(0xffff));
-  if (c < b.w.cols) step(c, first(b.w.cols - c));
-#pragma GCC unroll 6
-  for (int k = 0; k < NT; ++k)
-#pragma GCC unroll 4
-    for (int i = 0; i < kExactRows; ++i)
-      if (i < n_rows) put(b, t + k, r + i, reduce_add(acc[k][i]));
+void exact_tile(const MatMulBlock& m, std::int64_t t0, std::int64_t r, std::int64_t n_rows, const float* w, std::int64_t w_stride) noexcept {
+  MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
+  const float* x = m.x + t0 * m.x_stride;
+  for (std::int64_t at = 0; at < m.w.cols; at += 16) {
+    const __mmask16 mask = m.w.cols - at >= 16 ? static_cast<__mmask16>(0xffff) : first(m.w.cols - at);
+    const V16 w0 = load(w + at), w1 = load(w + w_stride + at), w2 = load(w + 2 * w_stride + at), w3 = load(w + 3 * w_stride + at);
+    MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+  }
+  MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
 }
+
+#undef MOEFLUX_EACH_TOKEN
+#undef MOEFLUX_CLEAR
+#undef MOEFLUX_STEP
+#undef MOEFLUX_FINISH
 
 using ExactTileFn = void (*)(const MatMulBlock&, std::int64_t, std::int64_t, std::int64_t, const float*, std::int64_t) noexcept;
 inline constexpr ExactTileFn kExactTiles[kExactTokens] = {exact_tile<1>, exact_tile<2>, exact_tile<3>,

@@ -66,55 +66,73 @@ void fill_panel(const MatrixView& w, std::int64_t row, std::int64_t row_end, con
   }
 }
 
-// NT tokens against a panel: y[t][0..31] into out.
+// The two fmas of a group for one token: sums a and b of 16 rows each, y[32] in memory.
+template <bool Signed>
+MOEFLUX_MATH void add_group32(__m512i a, __m512i b, const float* scales, const float* biases, float d, std::int32_t sx, float* y) noexcept {
+  const __m512 dv = _mm512_set1_ps(d);
+  if constexpr (Signed) {
+    const __m512i shift = _mm512_set1_epi32(kE2m1Offset * sx);
+    a = _mm512_sub_epi32(a, shift);
+    b = _mm512_sub_epi32(b, shift);
+  }
+  __m512 y0 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_mul_ps(_mm512_load_ps(scales), dv), _mm512_load_ps(y));
+  __m512 y1 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), _mm512_mul_ps(_mm512_load_ps(scales + 16), dv), _mm512_load_ps(y + 16));
+  if constexpr (!Signed) {
+    const __m512 sv = _mm512_cvtepi32_ps(_mm512_set1_epi32(sx));
+    y0 = _mm512_fmadd_ps(sv, _mm512_mul_ps(_mm512_load_ps(biases), dv), y0);
+    y1 = _mm512_fmadd_ps(sv, _mm512_mul_ps(_mm512_load_ps(biases + 16), dv), y1);
+  }
+  _mm512_store_ps(y, y0);
+  _mm512_store_ps(y + 16, y1);
+}
+
+MOEFLUX_MATH __m512i broadcast4(const std::int8_t* p) noexcept {
+  std::int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+
+// _mm512_dpbusd_epi32(sum, codes, x). g++ 12 copies the sums of the intrinsic from register to register and to the
+// stack, which halves the speed of a tile.
+MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
+}
+
+// NT tokens against a panel: y[t][0..31] into out. The sums are named variables: compilers keep arrays and structs
+// that live across a loop in memory.
+#define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define MOEFLUX_CLEAR(t) __m512i a##t = _mm512_setzero_si512(), b##t = a##t;
+#define MOEFLUX_STEP(t)                           \
+  if constexpr (NT > t) {                         \
+    const __m512i v = broadcast4(x + 4 * t);      \
+    add_products(a##t, w0, v);                    \
+    add_products(b##t, w1, v);                    \
+  }
+#define MOEFLUX_FINISH(t) \
+  if constexpr (NT > t) add_group32<Signed>(a##t, b##t, scales, biases, d[t], sx[t], out + 32 * t);
+
 template <int NT, bool Signed>
 void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t steps, const std::int8_t* x, const float* d,
                const std::int32_t* sx, float* out) noexcept {
   for (int t = 0; t < 2 * NT; ++t) _mm512_store_ps(out + t * 16, _mm512_setzero_ps());
   const std::uint8_t* codes = panel.codes;
-  for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT) {
-    __m512i sum[NT][2];
-#pragma GCC unroll 12
-    for (int t = 0; t < NT; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_si512();
+  const float *scales = panel.scales, *biases = panel.biases;
+  for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT, scales += kPanelRows, biases += kPanelRows) {
+    MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
     for (std::int64_t k = 0; k < steps; ++k, codes += 4 * kPanelRows, x += 4 * NT) {
       const __m512i w0 = _mm512_load_si512(codes), w1 = _mm512_load_si512(codes + 64);
-#pragma GCC unroll 12
-      for (int t = 0; t < NT; ++t) {
-        std::int32_t four;
-        std::memcpy(&four, x + 4 * t, 4);
-        const __m512i v = _mm512_set1_epi32(four);
-        sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], w0, v);
-        sum[t][1] = _mm512_dpbusd_epi32(sum[t][1], w1, v);
-      }
+      MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
     }
-    const __m512 s0 = _mm512_load_ps(panel.scales + g * kPanelRows), s1 = _mm512_load_ps(panel.scales + g * kPanelRows + 16);
-    __m512 b0 = s0, b1 = s1;
-    if constexpr (!Signed) {
-      b0 = _mm512_load_ps(panel.biases + g * kPanelRows);
-      b1 = _mm512_load_ps(panel.biases + g * kPanelRows + 16);
-    }
-#pragma GCC unroll 12
-    for (int t = 0; t < NT; ++t) {
-      const __m512 dv = _mm512_set1_ps(d[t]);
-      __m512i i0 = sum[t][0], i1 = sum[t][1];
-      if constexpr (Signed) {
-        const __m512i shift = _mm512_set1_epi32(kE2m1Offset * sx[t]);
-        i0 = _mm512_sub_epi32(i0, shift);
-        i1 = _mm512_sub_epi32(i1, shift);
-      }
-      __m512 a0 = _mm512_load_ps(out + 32 * t), a1 = _mm512_load_ps(out + 32 * t + 16);
-      a0 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i0), _mm512_mul_ps(s0, dv), a0);
-      a1 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i1), _mm512_mul_ps(s1, dv), a1);
-      if constexpr (!Signed) {
-        const __m512 sv = _mm512_cvtepi32_ps(_mm512_set1_epi32(sx[t]));
-        a0 = _mm512_fmadd_ps(sv, _mm512_mul_ps(b0, dv), a0);
-        a1 = _mm512_fmadd_ps(sv, _mm512_mul_ps(b1, dv), a1);
-      }
-      _mm512_store_ps(out + 32 * t, a0);
-      _mm512_store_ps(out + 32 * t + 16, a1);
-    }
+    MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
+    // Keeps `out` in memory: held in registers across groups it would push the sums out of them.
+    asm volatile("" : : : "memory");
   }
 }
+
+#undef MOEFLUX_EACH_TOKEN
+#undef MOEFLUX_CLEAR
+#undef MOEFLUX_STEP
+#undef MOEFLUX_FINISH
 
 using GemmTileFn = void (*)(const Panel&, std::int64_t, std::int64_t, const std::int8_t*, const float*, const std::int32_t*,
                             float*) noexcept;
