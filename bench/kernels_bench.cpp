@@ -16,7 +16,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/thread_pool.h"
-#include "peaks.h"
+#include "bench/peaks.h"
 
 namespace moeflux::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "peaks.h"
+#include "bench/peaks.h"
 
 #include <algorithm>
 #include <chrono>
