@@ -27,6 +27,7 @@ constexpr KernelTable kTable = {
     .delta_columns = delta_columns,
     .token_tile = nullptr,
     .interleave = nullptr,
+    .attention_heads = nullptr,
 };
 
 }  // namespace
