@@ -46,44 +46,86 @@ float* output(const Attention& op, std::int64_t t, std::int64_t h) noexcept {
 
 const float* sink_of(const Attention& op, std::int64_t h) noexcept { return op.sinks.empty() ? nullptr : op.sinks.f32() + h; }
 
+// Heads that a task takes together: those of one kv head, up to 8, 4 where that gives too few tasks.
+struct HeadSplit {
+  std::int64_t per_task, tasks_per_kv, n_kv;
+  std::int64_t tasks_per_token() const noexcept { return tasks_per_kv * n_kv; }
+};
+
+HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int n_threads, bool tiles) noexcept {
+  const std::int64_t n_kv = op.k.dim(1), shared = op.q.dim(1) / n_kv;
+  if (!tiles || shared < 2 || op.q.dim(2) % 32 != 0 || op.q.dim(2) != op.v.dim(2)) return {1, shared, n_kv};
+  const std::int64_t most = (shared + 7) / 8 * n_kv * n_tokens_and_groups >= 2 * n_threads ? 8 : 4;
+  const std::int64_t n = (shared + most - 1) / most;
+  return {(shared + n - 1) / n, n, n_kv};
+}
+
 }  // namespace
 
+// A task computes all groups of its heads in order, or one group when there are too few queries for the threads and
+// another pass merges them.
 void CpuBackend::execute(Stream& stream, const Attention& op) {
   auto& s = static_cast<CpuStream&>(stream);
+  constexpr std::int64_t kMaxHeads = 8;
   const std::int64_t n_tokens = op.q.dim(0), n_heads = op.q.dim(1), hd = op.v.dim(2);
-  const std::int64_t queries = n_tokens * n_heads;
-  const std::size_t state_floats = static_cast<std::size_t>(hd);
-  for (Scratch& w : s.workers) w.get((static_cast<std::size_t>(Attention::kTile) + 2 * state_floats) * 4);
-
   const std::int64_t most_groups = keys_of(op, n_tokens - 1).n_groups();
-  if (most_groups == 1 || queries >= 4 * pool_.size()) {
-    pool_.run(queries, [&](std::int64_t i, int worker) noexcept {
-      const std::int64_t t = i / n_heads, h = i % n_heads;
-      auto* scores = reinterpret_cast<float*>(s.workers[static_cast<std::size_t>(worker)].get(0));
-      SoftmaxState total{0.0f, 0.0f, scores + Attention::kTile}, next{0.0f, 0.0f, total.acc + hd};
+  const HeadSplit split = split_heads(op, n_tokens * most_groups, pool_.size(), k_.attention_heads != nullptr);
+  const std::int64_t shared = n_heads / split.n_kv, per_token = split.tasks_per_token();
+  for (Scratch& w : s.workers) w.get(static_cast<std::size_t>(kMaxHeads * (Attention::kTile + 2 * hd)) * 4);
+
+  // Heads [h, h + n) of token t over one group of keys.
+  const auto group = [&](std::int64_t t, std::int64_t h, std::int64_t n, std::int64_t g, float* scores, SoftmaxState* out) noexcept {
+    const AttentionGroup a = group_args(op, t, h, g, scores);
+    if (split.per_task > 1)
+      k_.attention_heads(a, op.q.stride(1), static_cast<int>(n), out, n > 4 ? 8 : 4);
+    else
+      k_.attention_group(a, out[0]);
+  };
+  const auto first_head = [&](std::int64_t i) noexcept { return i / split.tasks_per_kv * shared + i % split.tasks_per_kv * split.per_task; };
+  const auto heads_of = [&](std::int64_t i) noexcept { return std::min(split.per_task, shared - i % split.tasks_per_kv * split.per_task); };
+  const auto scratch_of = [&](int worker) noexcept { return reinterpret_cast<float*>(s.workers[static_cast<std::size_t>(worker)].get(0)); };
+
+  if (most_groups == 1 || n_tokens * per_token >= 4 * pool_.size()) {
+    pool_.run(n_tokens * per_token, [&](std::int64_t i, int worker) noexcept {
+      // Late tokens see the most keys: they go first, so that no thread is left with a long task at the end.
+      const std::int64_t t = n_tokens - 1 - i / per_token, h = first_head(i % per_token), n = heads_of(i % per_token);
+      float* scores = scratch_of(worker);
+      SoftmaxState total[kMaxHeads], next[kMaxHeads];
+      for (std::int64_t k = 0; k < kMaxHeads; ++k) {
+        total[k].acc = scores + kMaxHeads * Attention::kTile + k * hd;
+        next[k].acc = total[k].acc + kMaxHeads * hd;
+      }
       const KeyRange keys = keys_of(op, t);
       for (std::int64_t g = 0; g < keys.n_groups(); ++g) {
-        k_.attention_group(group_args(op, t, h, keys.first_group() + g, scores), g == 0 ? total : next);
-        if (g > 0) k_.attention_merge(total, next, hd);
+        group(t, h, n, keys.first_group() + g, scores, g == 0 ? total : next);
+        if (g > 0)
+          for (std::int64_t k = 0; k < n; ++k) k_.attention_merge(total[k], next[k], hd);
       }
-      k_.attention_finish(total, sink_of(op, h), output(op, t, h), hd);
+      for (std::int64_t k = 0; k < n; ++k) k_.attention_finish(total[k], sink_of(op, h + k), output(op, t, h + k), hd);
     });
     return;
   }
 
   // Partial results: per (query, group) m, l and acc.
-  const std::int64_t stride = hd + 2;
+  const std::int64_t stride = hd + 2, queries = n_tokens * n_heads;
   auto* partials = reinterpret_cast<float*>(s.partials.get(static_cast<std::size_t>(queries * most_groups * stride) * 4));
-  pool_.run(queries * most_groups, [&](std::int64_t i, int worker) noexcept {
-    const std::int64_t q = i / most_groups, g = i % most_groups, t = q / n_heads;
+  const auto partial = [&](std::int64_t t, std::int64_t h, std::int64_t g) noexcept {
+    return partials + ((t * n_heads + h) * most_groups + g) * stride;
+  };
+  pool_.run(n_tokens * per_token * most_groups, [&](std::int64_t i, int worker) noexcept {
+    const std::int64_t g = i % most_groups, task = i / most_groups, t = task / per_token;
+    const std::int64_t h = first_head(task % per_token), n = heads_of(task % per_token);
     const KeyRange keys = keys_of(op, t);
     if (g >= keys.n_groups()) return;
-    float* p = partials + i * stride;
-    auto* scores = reinterpret_cast<float*>(s.workers[static_cast<std::size_t>(worker)].get(0));
-    SoftmaxState part{0.0f, 0.0f, p + 2};
-    k_.attention_group(group_args(op, t, q % n_heads, keys.first_group() + g, scores), part);
-    p[0] = part.m;
-    p[1] = part.l;
+    float* scores = scratch_of(worker);
+    SoftmaxState part[kMaxHeads];
+    for (std::int64_t k = 0; k < kMaxHeads; ++k)
+      part[k].acc = k < n ? partial(t, h + k, g) + 2 : scores + kMaxHeads * Attention::kTile + k * hd;
+    group(t, h, n, keys.first_group() + g, scores, part);
+    for (std::int64_t k = 0; k < n; ++k) {
+      partial(t, h + k, g)[0] = part[k].m;
+      partial(t, h + k, g)[1] = part[k].l;
+    }
   });
   pool_.run(queries, [&](std::int64_t q, int) noexcept {
     float* p = partials + q * most_groups * stride;

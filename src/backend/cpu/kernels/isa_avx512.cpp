@@ -31,13 +31,27 @@ namespace moeflux::backend::cpu::avx512 {
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/avx512/attention.inl"
+#include "backend/cpu/kernels/avx512/delta.inl"
 // clang-format on
+
+namespace {
+
+constexpr KernelTable tiled_table() {
+  KernelTable t = kTable;
+  t.attention_heads = attention_heads;
+  t.delta_columns = delta_columns_tiles;
+  return t;
+}
+constexpr KernelTable kTiledTable = tiled_table();
+
+}  // namespace
 }  // namespace moeflux::backend::cpu::avx512
 
 MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
 const KernelTable* avx512_table() noexcept {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? &avx512::kTable : nullptr;
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? &avx512::kTiledTable : nullptr;
 }
 }  // namespace moeflux::backend::cpu
 

@@ -36,6 +36,8 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
 #include "backend/cpu/kernels/avx512/exact.inl"
+#include "backend/cpu/kernels/avx512/attention.inl"
+#include "backend/cpu/kernels/avx512/delta.inl"
 // clang-format on
 
 namespace {
@@ -54,6 +56,8 @@ constexpr KernelTable tiled_table() {
   t.quantize_row = quantize_row_tiles;
   t.token_tile = token_tile;
   t.interleave = interleave_tokens;
+  t.attention_heads = attention_heads;
+  t.delta_columns = delta_columns_tiles;
   return t;
 }
 constexpr KernelTable kTiledTable = tiled_table();

@@ -149,6 +149,10 @@ struct KernelTable {
   void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
                      std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
                      std::int32_t* sx_out) noexcept;
+  // attention_group for up to 8 query heads of one kv head, q_stride apart: out[0 .. n_heads), n_heads a multiple of 4
+  // and at least n_queries, all with an acc; a.scores holds 8 tiles. head_dim is a multiple of 32. Null: not here.
+  void (*attention_heads)(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* out,
+                          int n_heads) noexcept;
 };
 
 // Null where this build or this CPU does not have the instruction set.

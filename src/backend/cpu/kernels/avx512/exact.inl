@@ -154,11 +154,16 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
   for (std::int64_t r = row_begin; r < row_end; r += kExactRows) {
     RowReader<Slot> rows[kExactRows] = {};
     open_rows<Slot>(b.w, r, row_end, scratch, rows);
+    [[maybe_unused]] const char* ahead = reinterpret_cast<const char*>(rows[0].codes) + kAhead;
+    [[maybe_unused]] const int group_bytes = Slot <= 2 ? 0 : b.w.format.group / 8 * kCodeBits<Slot>;
     RowReader<Slot> r0 = rows[0], r1 = rows[1], r2 = rows[2], r3 = rows[3];
     V16 a0 = zero(), a1 = zero(), a2 = zero(), a3 = zero();
     each_column<Slot>(
         b.w,
         [&](std::int64_t g) noexcept __attribute__((always_inline)) {
+          // The next four rows follow these in memory; a group's bytes of all four are asked for at a time.
+          for (int i = 0; i < kExactRows * group_bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+          ahead += kExactRows * group_bytes;
           r0.start_group(g), r1.start_group(g), r2.start_group(g), r3.start_group(g);
         },
         [&](std::int64_t c) noexcept __attribute__((always_inline)) {

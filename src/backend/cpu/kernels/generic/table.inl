@@ -28,6 +28,7 @@ constexpr KernelTable kTable = {
     .head_matmul = head_matmul,
     .token_tile = nullptr,
     .interleave = nullptr,
+    .attention_heads = nullptr,
 };
 
 }  // namespace
