@@ -33,6 +33,7 @@ constexpr std::array kVerbs = {
          verb_perplexity},
     Verb{"tokenize", "tokenize MODEL [TEXT]", "text to token ids and back", verb_tokenize},
     Verb{"inspect", "inspect MODEL", "say what a model folder holds", verb_inspect},
+    Verb{"simulate", "simulate TRACE", "hit rates of an expert cache on a recorded run", verb_simulate},
     Verb{"version", "version", "print the version", verb_version},
 };
 
