@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <filesystem>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -91,6 +93,12 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
                  "Force a CPU kernel set: avx512, avx2, scalar; never changes a result");
   app.add_option("--chunk", options.chunk_size, "Prompt tokens computed together; never changes a result")
       ->check(at_least(0));
+  app.add_option("--ram", options.ram,
+                 "Memory ceiling of the whole process, for example 8GB; experts that do not fit are streamed")
+      ->type_name("SIZE");
+  app.add_option("--io", options.io, "How experts are read; never changes a result")
+      ->check(CLI::IsMember({"auto", "uring", "pread"}))
+      ->capture_default_str();
   app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
 }
 
@@ -114,6 +122,39 @@ bool parse(CLI::App& app, Arguments arguments) {
   return true;
 }
 
+std::uint64_t parse_size(std::string_view text, std::string_view option) {
+  const std::string copy(text);
+  std::size_t used = 0;
+  double value = -1.0;
+  try {
+    value = std::stod(copy, &used);
+  } catch (const std::exception&) {
+  }
+  std::string unit;
+  for (char c : copy.substr(used))
+    if (c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (!unit.empty() && unit.back() == 'b') unit.pop_back();
+  const bool binary = unit.size() == 2 && unit.back() == 'i';
+  const std::size_t power = unit.empty() ? 0 : std::string_view("kmgt").find(unit[0]) + 1;
+  if (!(value > 0.0) || (!unit.empty() && power == 0) || (unit.size() > 1 && !binary))
+    fail(ErrorCode::InvalidArgument, "{} {} is no size; write for example 8GB, 24GiB or 512M", option, text);
+  for (std::size_t i = 0; i < power; ++i) value *= binary ? 1024.0 : 1000.0;
+  if (value > 1e18) fail(ErrorCode::InvalidArgument, "{} {} is more than any machine has", option, text);
+  return static_cast<std::uint64_t>(value);
+}
+
+namespace {
+
+SessionOptions session_options(const ModelOptions& options) {
+  SessionOptions out;
+  out.ctx_size = options.ctx_size;
+  out.kv = options.kv == "f16" ? KvType::F16 : KvType::F32;
+  out.chunk_size = options.chunk_size;
+  return out;
+}
+
+}  // namespace
+
 std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
   const auto reporter = std::make_shared<Reporter>(options.verbose);
   EngineOptions engine_options;
@@ -121,6 +162,9 @@ std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
   engine_options.n_threads = options.n_threads;
   engine_options.isa = options.isa;
   engine_options.precision = options.precision == "exact" ? Precision::Exact : Precision::Fast;
+  if (!options.ram.empty()) engine_options.ram_bytes = parse_size(options.ram, "--ram");
+  engine_options.planned = session_options(options);
+  engine_options.io = options.io == "uring" ? IoKind::Uring : options.io == "pread" ? IoKind::Pread : IoKind::Auto;
   engine_options.log = [reporter](LogLevel level, std::string_view text) { reporter->log(level, text); };
   engine_options.progress = [reporter](std::string_view what, std::uint64_t done, std::uint64_t total) {
     reporter->progress(what, done, total);
@@ -131,11 +175,7 @@ std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
 }
 
 std::unique_ptr<Session> open_session(Engine& engine, const ModelOptions& options) {
-  SessionOptions session_options;
-  session_options.ctx_size = options.ctx_size;
-  session_options.kv = options.kv == "f16" ? KvType::F16 : KvType::F32;
-  session_options.chunk_size = options.chunk_size;
-  return engine.create_session(session_options);
+  return engine.create_session(session_options(options));
 }
 
 const Tokenizer& need_tokenizer(const Engine& engine, const char* verb) {
@@ -149,10 +189,10 @@ const Tokenizer& need_tokenizer(const Engine& engine, const char* verb) {
 
 std::string mode_line(const Engine& engine, const Session& session, const ModelOptions& options) {
   const ModelInfo& info = engine.info();
-  return fmt::format("{} ({}, {} layers) | {} | {} | kv {} | ctx {}", folder_name(options.model), info.family,
+  return fmt::format("{} ({}, {} layers) | {} | {} | kv {} | ctx {} | {}", folder_name(options.model), info.family,
                      info.n_layers, engine.backend_name(),
                      engine.precision() == Precision::Exact ? "exact" : "fast", options.kv,
-                     session.ctx_size());
+                     session.ctx_size(), engine.experts_description());
 }
 
 std::string closing_line(const SessionStats& stats) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "cli/verbs.h"
 
@@ -23,6 +24,8 @@ struct ModelOptions {
   std::int64_t ctx_size = 0;
   std::string kv = "f32";
   std::int64_t chunk_size = 0;
+  std::string ram;  // a size, or empty
+  std::string io = "auto";
   bool verbose = false;
 };
 
@@ -30,10 +33,13 @@ struct ModelOptions {
 CLI::Validator at_least(std::int64_t low);
 
 void add_model_argument(CLI::App& app, std::string& model);
-// -t, --precision, --isa, --kv, --chunk, -v.
+// -t, --precision, --isa, --kv, --chunk, --ram, --io, -v.
 void add_engine_options(CLI::App& app, ModelOptions& options);
 // -c; not for verbs whose context follows from their input.
 void add_ctx_option(CLI::App& app, ModelOptions& options);
+
+// "4.9GB", "512 MiB", "24G" (powers of ten; with an i powers of two), plain bytes. InvalidArgument for anything else.
+std::uint64_t parse_size(std::string_view text, std::string_view option);
 
 // Parses what follows the verb. False: help was asked for and printed. InvalidArgument: the arguments are
 // wrong.

@@ -1,4 +1,4 @@
-// Ctrl-C stops a session instead of killing the process.
+// Ctrl-C stops a session, or other long work, instead of killing the process.
 #pragma once
 
 #include <moeflux/session.h>
@@ -18,6 +18,22 @@ class InterruptGuard {
 
  private:
   struct sigaction previous_ {};
+};
+
+// While it lives, the first SIGINT, SIGTERM or SIGHUP raises a flag that long work looks at; the second ends
+// the process. One at a time. Signals that are ignored stay ignored.
+class InterruptFlag {
+ public:
+  InterruptFlag() noexcept;
+  ~InterruptFlag();
+  InterruptFlag(const InterruptFlag&) = delete;
+  InterruptFlag& operator=(const InterruptFlag&) = delete;
+
+  bool raised() const noexcept;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction previous_[3]{};
 };
 
 }  // namespace moeflux::cli

@@ -33,14 +33,16 @@ constexpr std::array kVerbs = {
          verb_perplexity},
     Verb{"tokenize", "tokenize MODEL [TEXT]", "text to token ids and back", verb_tokenize},
     Verb{"inspect", "inspect MODEL", "say what a model folder holds", verb_inspect},
+    Verb{"bench", "bench MODEL", "measure speed and what limits it", verb_bench},
     Verb{"simulate", "simulate TRACE", "hit rates of an expert cache on a recorded run", verb_simulate},
+    Verb{"synth", "synth --shape NAME --out DIR", "write a random model of a real shape", verb_synth},
     Verb{"version", "version", "print the version", verb_version},
 };
 
 std::string help() {
   std::string text =
       "moeflux runs Mixture-of-Experts language models.\n\nUsage: moeflux VERB [OPTIONS]\n\nVerbs:\n";
-  for (const Verb& verb : kVerbs) text += fmt::format("  {:<26} {}\n", verb.usage, verb.summary);
+  for (const Verb& verb : kVerbs) text += fmt::format("  {:<28} {}\n", verb.usage, verb.summary);
   return text +
          "\nMODEL is a folder with config.json and safetensors. `moeflux VERB --help` has the options.\n\n"
          "Examples:\n"

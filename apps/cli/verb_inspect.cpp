@@ -107,6 +107,7 @@ nlohmann::ordered_json info_json(const ModelInfo& info) {
           {"shared_dim", info.shared_dim},
           {"max_context", info.max_context},
           {"trunk_bytes", info.trunk_bytes},
+          {"trunk_bytes_per_token", info.trunk_bytes_per_token},
           {"expert_bytes", info.expert_bytes},
           {"bytes_per_expert", info.bytes_per_expert},
           {"active_expert_bytes_per_token", info.active_expert_bytes_per_token},

@@ -22,7 +22,7 @@ struct ModelInfo {
   std::string model_type;  // as config.json has it
   std::filesystem::path path;
   std::int64_t n_layers = 0;
-  std::vector<std::string> mixers;  // per layer: "attention", "delta-net"
+  std::vector<std::string> mixers;  // per layer: "attention", "latent attention", "delta-net"
   std::int64_t n_moe_layers = 0;
   std::int64_t hidden_dim = 0;
   std::int64_t vocab_size = 0;
@@ -30,6 +30,7 @@ struct ModelInfo {
   std::int64_t n_experts = 0, top_k = 0, expert_dim = 0, shared_dim = 0;
   std::int64_t max_context = 0;
   std::uint64_t trunk_bytes = 0;       // as loaded
+  std::uint64_t trunk_bytes_per_token = 0;  // what decoding one token reads of it: one row of the embedding, all else
   std::uint64_t expert_bytes = 0;      // all experts, as stored
   std::uint64_t bytes_per_expert = 0;  // the largest record
   std::uint64_t active_expert_bytes_per_token = 0;  // without any cache
@@ -78,6 +79,8 @@ class Engine {
 
   const ModelInfo& info() const noexcept;
   std::string backend_name() const;  // "cpu avx512, 2 threads"
+  // "all 10240 experts in memory", "2560 of 10240 experts in memory, streamed by uring".
+  const std::string& experts_description() const noexcept;
   Precision precision() const noexcept;
 
   std::unique_ptr<Session> create_session(const SessionOptions& options);

@@ -9,21 +9,30 @@
 
 namespace moeflux {
 
+// One sequence.
+struct SessionOptions {
+  std::int64_t ctx_size = 0;      // positions; 0: the model's limit, at most 4096
+  KvType kv = KvType::F32;
+  std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: 512. Never changes a result.
+};
+
+// How experts are read from disk.
+enum class IoKind : std::uint8_t { Auto, Uring, Pread };
+
 // How an engine is opened.
 struct EngineOptions {
   std::filesystem::path model;  // a folder with config.json and safetensors
   int n_threads = 0;            // < 1: one per usable core
   std::string isa;              // "" picks the best of this CPU; "avx512", "avx2", "scalar" force one
   Precision precision = Precision::Fast;
+  // The ceiling of the whole process: trunk, experts in memory, one session of the `planned` kind, buffers. 0: no ceiling,
+  // all experts are held. With a ceiling too low for all experts they are streamed from disk; one too low for that is
+  // OutOfMemory and names the least that would do.
+  std::uint64_t ram_bytes = 0;
+  SessionOptions planned;       // what the ceiling must leave room for
+  IoKind io = IoKind::Auto;
   LogSink log;            // warnings and notes; may be empty
   ProgressSink progress;  // loading; may be empty
-};
-
-// One sequence.
-struct SessionOptions {
-  std::int64_t ctx_size = 0;      // positions; 0: the model's limit, at most 4096
-  KvType kv = KvType::F32;
-  std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: 512. Never changes a result.
 };
 
 // How the next token is chosen. temperature 0 is greedy. Steps, in this order: repetition, frequency and presence

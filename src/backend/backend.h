@@ -42,9 +42,11 @@ class Backend {
   virtual void execute(Stream& stream, const RmsNorm& op) = 0;
   virtual void execute(Stream& stream, const AddRmsNorm& op);
   virtual void execute(Stream& stream, const MatMul& op) = 0;
+  virtual void execute(Stream& stream, const HeadMatMul& op) = 0;
   virtual void execute(Stream& stream, const Rope& op) = 0;
   virtual void execute(Stream& stream, const CacheWrite& op) = 0;
   virtual void execute(Stream& stream, const Attention& op) = 0;
+  virtual void execute(Stream& stream, const Clamp& op) = 0;
   virtual void execute(Stream& stream, const SigmoidGate& op) = 0;
   virtual void execute(Stream& stream, const Glu& op) = 0;
   virtual void execute(Stream& stream, const Route& op) = 0;

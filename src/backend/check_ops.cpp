@@ -72,7 +72,7 @@ class Checker {
     const quant::Format& f = m.format;
     require(known(f), name, "no such format: kind {}, {} bits, groups of {}", static_cast<int>(f.kind),
             f.bits, f.group);
-    require(!f.quantized() || cols % f.group == 0, name, "{} columns are no multiple of the group of {}",
+    require(!f.integer_codes() || cols % f.group == 0, name, "{} columns are no multiple of the group of {}",
             cols, f);
     if (rows == 0) return;
     require(m.data != nullptr, name, "no data");
@@ -106,6 +106,8 @@ class Checker {
         return f == quant::Format::bf16();
       case quant::FormatKind::Mxfp4:
         return f == quant::Format::mxfp4();
+      case quant::FormatKind::Fp8:
+        return f == quant::Format::fp8();
       case quant::FormatKind::Affine:
         break;
     }
@@ -214,6 +216,19 @@ void check(const MatMul& op) {
   }
 }
 
+void check(const HeadMatMul& op) {
+  const Checker c(HeadMatMul::kName);
+  c.rank("x", op.x, 3);
+  check_like(c, "x", op.x, op.x);
+  const std::int64_t n_heads = op.x.dim(1);
+  c.positive("heads of x", n_heads);
+  c.matrix("w", op.w, op.w.rows, op.w.cols);
+  c.require(op.w.rows % n_heads == 0, "w", "{} rows are no multiple of {} heads", op.w.rows, n_heads);
+  c.require(op.n_passed() >= 0, "w", "{} inputs for heads of {} values", op.n_inputs(), op.x.dim(2));
+  c.tensor("y", op.y, {op.x.dim(0), n_heads, op.n_outputs() + op.n_passed()});
+  c.distinct("y", op.y, "x", op.x);
+}
+
 void check(const Rope& op) {
   const Checker c(Rope::kName);
   c.rank("x", op.x, 3);
@@ -244,12 +259,22 @@ void check(const Attention& op) {
   c.positive("width of q", head_dim);
   c.require(n_heads % n_kv_heads == 0, "q", "{} heads are no multiple of the {} of k", n_heads, n_kv_heads);
   c.cache("k", op.k, {op.k.dim(0), n_kv_heads, head_dim});
-  c.tensor("v", op.v, {op.k.dim(0), n_kv_heads, head_dim}, op.k.dtype);
+  c.rank("v", op.v, 3);
+  c.positive("width of v", op.v.dim(2));
+  c.tensor("v", op.v, {op.k.dim(0), n_kv_heads, op.v.dim(2)}, op.k.dtype);
   if (!op.sinks.empty()) c.tensor("sinks", op.sinks, {n_heads});
-  check_like(c, "y", op.y, op.q);
+  c.tensor("y", op.y, {op.q.dim(0), n_heads, op.v.dim(2)});
   c.distinct("y", op.y, "q", op.q);
   c.require(op.window >= 0, "window", "expected at least 0, found {}", op.window);
   c.positions(op.pos0, op.q.dim(0), op.k.dim(0));
+}
+
+void check(const Clamp& op) {
+  const Checker c(Clamp::kName);
+  c.rank("x", op.x, 2);
+  check_like(c, "x", op.x, op.x);
+  check_like(c, "y", op.y, op.x);
+  c.require(op.limit >= 0.0f, "limit", "expected at least 0, found {}", op.limit);
 }
 
 void check(const SigmoidGate& op) {

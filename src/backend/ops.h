@@ -78,7 +78,7 @@ struct MatMulPart {
 };
 
 // y_i[t] = W_i x[t] (+ bias_i) for several matrices that share their input.
-//   exact, or a plain format: y = dot16(x, w), w = the decoded row (affine: fma(s, code, b)).
+//   exact, or a format without integer codes: y = dot16(x, w), w = the decoded row (affine: fma(s, code, b); fp8: code * s).
 //   fast: per group of the weight's format d = max|x| / 127, x8 = rint(x / d) clamped to +-127 (0 where d is 0),
 //   sx = sum x8; then acc = 0 and for each group in ascending order acc = fma(float(idot), s * d, acc),
 //   acc = fma(float(sx), b * d, acc) with idot the exact integer dot product of codes and x8. MXFP4: codes are
@@ -96,6 +96,24 @@ struct MatMul {
       if (!bias.empty()) f("bias", bias, Access::In);
       f("y", y, Access::Out);
     }
+  }
+};
+
+// Every head multiplied by a matrix of its own, which may be stored either way round: y[t, h, n] = sum over k of
+// x[t, h, k] * w_h, one fma each from 0 in ascending k, in exact precision always. The P values behind a head's K inputs are
+// copied behind its N results.
+struct HeadMatMul {
+  static constexpr const char* kName = "HeadMatMul";
+  TensorView x;         // [T, H, K + P]
+  quant::MatrixView w;  // [H * N, K], or [H * K, N] when inputs_first
+  TensorView y;         // [T, H, N + P]
+  bool inputs_first = false;
+  std::int64_t n_inputs() const noexcept { return inputs_first ? w.rows / x.dim(1) : w.cols; }
+  std::int64_t n_outputs() const noexcept { return inputs_first ? w.cols : w.rows / x.dim(1); }
+  std::int64_t n_passed() const noexcept { return x.dim(2) - n_inputs(); }
+  template <class F>
+  void each_tensor(F&& f) {
+    f("x", x, Access::In), f("y", y, Access::Out);
   }
 };
 
@@ -140,14 +158,16 @@ struct CacheWrite {
 //   Groups are merged in order: M = max(m_a, m_b), x = x_a * exp(m_a - M) + x_b * exp(m_b - M) as
 //   fma(x_b, exp(m_b - M), x_a * exp(m_a - M)) for l and acc. A sink enters last: M = max(m, sink),
 //   l = fma(l, exp(m - M), exp(sink - M)), acc = acc * exp(m - M). y = acc * (1 / l).
+// Values may be narrower or wider than keys, and may be part of them (a latent cache: v is the front of every k).
 struct Attention {
   static constexpr const char* kName = "Attention";
   static constexpr std::int64_t kTile = 64;        // keys: K and V of a tile stay in the first-level cache
   static constexpr std::int64_t kGroupTiles = 16;  // 1024 keys a group: the unit that may be computed in parallel
   TensorView q;      // [T, H, hd]
-  TensorView k, v;   // [C, Hkv, hd], F32 or F16
+  TensorView k;      // [C, Hkv, hd], F32 or F16
+  TensorView v;      // [C, Hkv, vd], the type of k
   TensorView sinks;  // [H] or empty
-  TensorView y;      // [T, H, hd]
+  TensorView y;      // [T, H, vd]
   std::int64_t pos0 = 0;
   std::int64_t window = 0;
   float scale = 1.0f;
@@ -156,6 +176,17 @@ struct Attention {
     f("q", q, Access::In), f("k", k, Access::In), f("v", v, Access::In);
     if (!sinks.empty()) f("sinks", sinks, Access::In);
     f("y", y, Access::Out);
+  }
+};
+
+// y = min(max(x, -limit), limit), element by element; y may be x.
+struct Clamp {
+  static constexpr const char* kName = "Clamp";
+  TensorView x, y;  // [T, D]
+  float limit = 0.0f;
+  template <class F>
+  void each_tensor(F&& f) {
+    f("x", x, Access::In), f("y", y, Access::Out);
   }
 };
 
@@ -341,7 +372,8 @@ struct GatedRmsNorm {
 
 // Every op, for code that must not forget one: MOEFLUX_FOR_EACH_OP(X) expands X(Embed) X(Add) ..
 #define MOEFLUX_FOR_EACH_OP(X)                                                                               \
-  X(Embed) X(Add) X(RmsNorm) X(AddRmsNorm) X(MatMul) X(Rope) X(CacheWrite) X(Attention) X(SigmoidGate)       \
+  X(Embed) X(Add) X(RmsNorm) X(AddRmsNorm) X(MatMul) X(HeadMatMul) X(Rope) X(CacheWrite) X(Attention)        \
+  X(Clamp) X(SigmoidGate)                                                                                    \
   X(Glu) X(Route) X(ExpertFfn) X(Combine) X(CausalConv) X(L2Norm) X(DeltaGates) X(GatedDelta) X(GatedRmsNorm)
 
 // Shapes, dtypes and strides, checked once at the entry: throws Internal naming op and tensor. Kernels

@@ -26,6 +26,7 @@ std::string weights_text(const MatMul& op) {
   for (const MatMulPart& part : op.parts) text += matrix_text("w", part.w);
   return text;
 }
+std::string weights_text(const HeadMatMul& op) { return matrix_text("w", op.w); }
 std::string weights_text(const ExpertFfn& op) {
   std::size_t n_rows = 0;
   for (const ExpertWork& work : op.works) n_rows += work.rows.size();

@@ -10,10 +10,9 @@
 #include <string>
 #include <string_view>
 
-namespace moeflux {
+#include "core/json_fwd.h"
 
-// Keys keep the order of the file.
-using Json = nlohmann::ordered_json;
+namespace moeflux {
 
 // Parses one document. `origin` (a path) starts every message. Rejected with InvalidModel: syntax
 // errors (line and column are named), nesting over 64 levels, an object with the same key twice or over 8192 keys.

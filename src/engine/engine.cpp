@@ -4,12 +4,13 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "engine/engine_impl.h"
+#include "engine/expert_setup.h"
 #include "engine/inspect.h"
 #include "format/model_config.h"
 #include "model/binder.h"
 #include "model/family.h"
-#include "store/resident_store.h"
 
 namespace moeflux {
 namespace {
@@ -93,12 +94,15 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
 
   impl->backend = backend::make_cpu_backend({options.n_threads, options.isa});
   impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
-  impl->experts = std::make_unique<store::ResidentStore>(binding.experts, folder, impl->backend->allocator(), impl->backend->copier(), options.progress);
+  engine::ExpertSetup experts = engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
+  impl->experts = std::move(experts.store);
+  impl->experts_description = std::move(experts.description);
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
 const ModelInfo& Engine::info() const noexcept { return impl_->info; }
 std::string Engine::backend_name() const { return impl_->backend->name(); }
+const std::string& Engine::experts_description() const noexcept { return impl_->experts_description; }
 Precision Engine::precision() const noexcept { return impl_->options.precision; }
 const Tokenizer* Engine::tokenizer() const noexcept { return impl_->tokenizer ? &*impl_->tokenizer : nullptr; }
 const std::vector<TokenId>& Engine::stop_tokens() const noexcept { return impl_->stop_tokens; }

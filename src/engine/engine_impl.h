@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <moeflux/engine.h>
@@ -23,6 +24,7 @@ struct Engine::Impl {
   std::unique_ptr<backend::Backend> backend;
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;
+  std::string experts_description;
   std::optional<Tokenizer> tokenizer;
   std::vector<TokenId> stop_tokens;
   SamplingParams sampling;

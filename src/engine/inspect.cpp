@@ -15,6 +15,11 @@ void describe_layer(const model::LayerSpec& layer, ModelInfo& info) {
     info.n_heads = gqa->n_heads;
     info.n_kv_heads = gqa->n_kv_heads;
     info.head_dim = gqa->head_dim;
+  } else if (const auto* mla = std::get_if<model::MlaSpec>(&layer.mixer)) {
+    info.mixers.emplace_back("latent attention");
+    info.n_heads = mla->n_heads;
+    info.n_kv_heads = 1;
+    info.head_dim = mla->nope_dim + mla->rope_dim;
   } else {
     info.mixers.emplace_back("delta-net");
   }
@@ -50,6 +55,10 @@ ModelInfo describe(const format::ModelFolder& folder, const model::ParsedModel& 
   info.max_context = spec.max_context;
   for (const model::LayerSpec& layer : spec.layers) describe_layer(layer, info);
   info.trunk_bytes = binding.trunk_bytes();
+  const std::uint64_t embedding = binding.sources.embed.bytes();
+  info.trunk_bytes_per_token = info.trunk_bytes;
+  if (!spec.tied_head && spec.vocab_size > 0)
+    info.trunk_bytes_per_token -= embedding - embedding / static_cast<std::uint64_t>(spec.vocab_size);
   info.expert_bytes = binding.expert_bytes();
   info.trunk_formats = binding.trunk_formats;
   info.expert_formats = binding.expert_formats;

@@ -1,5 +1,7 @@
 #include "format/config_keys.h"
 
+#include "core/json.h"
+
 #include <algorithm>
 #include <array>
 

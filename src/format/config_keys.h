@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "core/json.h"
+#include "core/json_fwd.h"
 
 namespace moeflux::format {
 

@@ -1,4 +1,5 @@
 #include "core/error.h"
+#include "core/json.h"
 #include "format/model_config.h"
 
 namespace moeflux::format {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "format/config_keys.h"
 #include "format/printable.h"
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_fwd.h"
 
 namespace moeflux::format {
 
@@ -94,7 +94,8 @@ class QuantConfig {
  public:
   // Absent: nothing is quantized by this config. A quant_method other than MLX's is kept as its name.
   QuantConfig() = default;
-  // InvalidModel: wrong types, bits outside 1..32, group_size outside 1..65536. Unsupported: another mode.
+  // InvalidModel: wrong types, bits outside 1..32, group_size outside 1..65536. Unsupported: another mode; fp8 in other
+  // blocks than 128 x 128; compressed-tensors other than packed symmetric 4 bits in groups of 32.
   QuantConfig(const Json& root, const std::string& origin);
   bool present() const noexcept { return present_; }
   const std::string& quant_method() const noexcept { return quant_method_; }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "format/printable.h"
 #include "format/shard_index.h"
 #include "io/path.h"
@@ -74,11 +75,10 @@ void ModelFolder::load_configs() {
   if (io::path_kind(config) == io::PathKind::Missing)
     fail(ErrorCode::InvalidModel, "{}: no config.json: not a Hugging Face or MLX model folder",
          path_.string());
-  config_ = load_object(config);
+  config_ = std::make_shared<const Json>(load_object(config));
   config_origin_ = config.string();
   const std::filesystem::path generation = path_ / "generation_config.json";
-  generation_config_ =
-      io::path_kind(generation) == io::PathKind::Missing ? Json::object() : load_object(generation);
+  generation_config_ = std::make_shared<const Json>(io::path_kind(generation) == io::PathKind::Missing ? Json::object() : load_object(generation));
 }
 
 void ModelFolder::load_weights() {

@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_fwd.h"
 #include "core/tensor_view.h"
 #include "format/safetensors.h"
 #include "io/file.h"
@@ -21,6 +22,7 @@ struct Extent {
   std::uint32_t file = 0;  // index for ModelFolder::file()
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+  friend bool operator==(const Extent&, const Extent&) = default;
 };
 
 // A tensor and where it lies.
@@ -42,11 +44,11 @@ class ModelFolder {
 
   const std::filesystem::path& path() const noexcept { return path_; }
   // The parsed config.json (root object).
-  const Json& config() const noexcept { return config_; }
+  const Json& config() const noexcept { return *config_; }
   // ".../config.json", to start messages about it.
   const std::string& config_origin() const noexcept { return config_origin_; }
   // generation_config.json, or an empty object.
-  const Json& generation_config() const noexcept { return generation_config_; }
+  const Json& generation_config() const noexcept { return *generation_config_; }
 
   // nullptr when absent.
   const FolderTensor* find(std::string_view name) const;
@@ -70,9 +72,9 @@ class ModelFolder {
   void check_against(const ShardIndex& index, const std::string& origin);
 
   std::filesystem::path path_;
-  Json config_;
+  std::shared_ptr<const Json> config_;  // never null once open
   std::string config_origin_;
-  Json generation_config_;
+  std::shared_ptr<const Json> generation_config_;
   std::vector<io::File> files_;
   std::vector<FolderTensor> tensors_;
   std::vector<std::size_t> by_name_;  // into tensors_, sorted by name

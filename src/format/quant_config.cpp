@@ -2,6 +2,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "format/model_config.h"
 #include "format/printable.h"
 
@@ -50,6 +51,30 @@ const Json* find_quantization(const Json& root, std::string& origin) {
   return nullptr;
 }
 
+// Vendors' own methods: what the tensors do not show must have the one value we know.
+void check_fp8(const Json& object, const std::string& place) {
+  const Json* block = json_find(object, "weight_block_size");
+  if (block == nullptr || *block != Json::array({128, 128}))
+    fail(ErrorCode::Unsupported, "{}: \"weight_block_size\" must be [128, 128] for fp8", place);
+  if (const auto kind = json_string(object, "fmt", place); kind && *kind != "e4m3" && *kind != "float8_e4m3fn")
+    fail(ErrorCode::Unsupported, "{}: \"fmt\" is {}, only e4m3 is supported", place, in_quotes(*kind));
+}
+
+void check_compressed(const Json& object, const std::string& place) {
+  if (const auto format = json_string(object, "format", place).value_or(""); format != "pack-quantized")
+    fail(ErrorCode::Unsupported, "{}: \"format\" is {}, only pack-quantized is supported", place, in_quotes(format));
+  const Json* groups = json_find(object, "config_groups");
+  if (groups == nullptr || !groups->is_object()) fail(ErrorCode::InvalidModel, "{}: \"config_groups\" must be an object", place);
+  for (const auto& [name, group] : groups->items()) {
+    const std::string at = fmt::format("{}.config_groups.{}.weights", place, name);
+    const Json* weights = group.is_object() ? json_find(group, "weights") : nullptr;
+    if (weights == nullptr || !weights->is_object()) fail(ErrorCode::InvalidModel, "{}: must be an object", at);
+    const bool known = json_int(*weights, "num_bits", at) == 4 && json_int(*weights, "group_size", at) == 32 &&
+                       json_bool(*weights, "symmetric", at).value_or(true) && json_string(*weights, "type", at).value_or("int") == "int";
+    if (!known) fail(ErrorCode::Unsupported, "{}: only symmetric \"num_bits\" 4 with \"group_size\" 32 is supported", at);
+  }
+}
+
 }  // namespace
 
 QuantConfig::QuantConfig(const Json& root, const std::string& origin) {
@@ -60,6 +85,8 @@ QuantConfig::QuantConfig(const Json& root, const std::string& origin) {
   present_ = true;
   if (const auto method = json_string(*object, "quant_method", place)) {
     quant_method_ = *method;
+    if (*method == "fp8") check_fp8(*object, place);
+    if (*method == "compressed-tensors") check_compressed(*object, place);
     return;
   }
   defaults_ = read_params(*object, place);

@@ -17,8 +17,9 @@ class Binder {
  public:
   Binder(const format::ModelFolder& folder, const ModelSpec& spec, const TensorNames& names)
       : folder_(folder), spec_(spec), names_(names), quant_(folder.config(), folder.config_origin()), finder_(folder, quant_) {
-    // A vendor's own quantization leaves scale tensors that mean something else to us.
-    if (!quant_.quant_method().empty())
+    // Other vendors' quantizations leave tensors that we would read as something else.
+    const std::string& method = quant_.quant_method();
+    if (!method.empty() && method != "mxfp4" && method != "fp8" && method != "compressed-tensors")
       fail(ErrorCode::Unsupported, "{}: quantization method \"{}\" is not supported", folder.config_origin(), quant_.quant_method());
   }
 
@@ -52,6 +53,10 @@ class Binder {
     return finder_.vector(module + ".weight", {{static_cast<std::uint64_t>(spec_.hidden_dim)}}, names_.norm_transform);
   }
 
+  VectorSource vector(const std::string& name, std::int64_t n, Transform transform = Transform::None) {
+    return finder_.vector(name, {{static_cast<std::uint64_t>(n)}}, transform);
+  }
+
   LayerTensors<MatrixSource, VectorSource> bind_layer(std::int64_t l) {
     LayerTensors<MatrixSource, VectorSource> t;
     t.input_norm = norm(at(l, names_.input_norm));
@@ -69,12 +74,57 @@ class Binder {
     t.k = finder_.matrix(at(l, names_.k), s.kv_dim(), d);
     t.v = finder_.matrix(at(l, names_.v), s.kv_dim(), d);
     t.o = finder_.matrix(at(l, names_.o), d, s.n_heads * s.head_dim);
-    if (s.qk_norm) {
-      const std::vector<std::vector<std::uint64_t>> shape{{static_cast<std::uint64_t>(s.head_dim)}};
-      t.q_norm = finder_.vector(at(l, names_.q_norm) + ".weight", shape, names_.norm_transform);
-      t.k_norm = finder_.vector(at(l, names_.k_norm) + ".weight", shape, names_.norm_transform);
+    if (s.qk_norm != QkNorm::None) {
+      const bool whole = s.qk_norm == QkNorm::Whole;
+      t.q_norm = vector(at(l, names_.q_norm) + ".weight", whole ? s.n_heads * s.head_dim : s.head_dim, names_.norm_transform);
+      t.k_norm = vector(at(l, names_.k_norm) + ".weight", whole ? s.kv_dim() : s.head_dim, names_.norm_transform);
     }
+    if (s.qkv_bias) {
+      t.q_bias = vector(at(l, names_.q) + ".bias", s.q_dim());
+      t.k_bias = vector(at(l, names_.k) + ".bias", s.kv_dim());
+      t.v_bias = vector(at(l, names_.v) + ".bias", s.kv_dim());
+    }
+    if (s.o_bias) t.o_bias = vector(at(l, names_.o) + ".bias", d);
+    if (s.sinks) t.sinks = vector(at(l, names_.sinks), s.n_heads);
     return t;
+  }
+
+  MlaTensors<MatrixSource, VectorSource> bind_mixer(std::int64_t l, const MlaSpec& s) {
+    const std::int64_t d = spec_.hidden_dim;
+    MlaTensors<MatrixSource, VectorSource> t;
+    if (s.q_rank > 0) {
+      t.q_a = finder_.matrix(at(l, names_.q_a), s.q_rank, d);
+      t.q_norm = vector(at(l, names_.q_a_norm) + ".weight", s.q_rank);
+    }
+    t.q = s.q_rank > 0 ? finder_.matrix(at(l, names_.q_b), s.q_dim(), s.q_rank) : finder_.matrix(at(l, names_.q), s.q_dim(), d);
+    t.kv_a = finder_.matrix(at(l, names_.kv_a), s.cache_dim(), d);
+    t.kv_norm = vector(at(l, names_.kv_a_norm) + ".weight", s.kv_rank);
+    t.o = finder_.matrix(at(l, names_.o), d, s.out_dim());
+    if (finder_.exists(at(l, names_.embed_q) + ".weight")) {
+      const std::vector<std::uint64_t> heads{static_cast<std::uint64_t>(s.n_heads)};
+      t.embed_q = finder_.matrix(at(l, names_.embed_q), s.kv_rank, s.nope_dim, heads);
+      t.v_b = finder_.matrix(at(l, names_.unembed_out), s.v_dim, s.kv_rank, heads);
+      return t;
+    }
+    // One tensor holds both, per head nope_dim key rows and v_dim value rows.
+    const std::int64_t per_head = s.nope_dim + s.v_dim;
+    const MatrixSource both = finder_.matrix(at(l, names_.kv_b), s.n_heads * per_head, s.kv_rank);
+    if (both.rows == 0) return t;
+    t.k_b = rows_of_heads(both, s.n_heads, per_head, 0, s.nope_dim);
+    t.v_b = rows_of_heads(both, s.n_heads, per_head, s.nope_dim, s.v_dim);
+    return t;
+  }
+
+  // Rows [first, first + n) of every block of per_head rows.
+  static MatrixSource rows_of_heads(MatrixSource from, std::int64_t n_heads, std::int64_t per_head, std::int64_t first, std::int64_t n) {
+    add_runs(from, n_heads, per_head, first, n);
+    return from;
+  }
+
+  static void add_runs(MatrixSource& m, std::int64_t n_heads, std::int64_t per_head, std::int64_t first, std::int64_t n) {
+    if (m.runs.empty()) m.rows = 0;
+    for (std::int64_t h = 0; h < n_heads; ++h) m.runs.push_back({h * per_head + first, n});
+    m.rows += n_heads * n;
   }
 
   GatedDeltaTensors<MatrixSource, VectorSource> bind_mixer(std::int64_t l, const GatedDeltaSpec& s) {
@@ -82,10 +132,14 @@ class Binder {
     const auto heads = static_cast<std::uint64_t>(s.n_v_heads), width = static_cast<std::uint64_t>(s.conv_width());
     const auto taps = static_cast<std::uint64_t>(s.n_taps);
     GatedDeltaTensors<MatrixSource, VectorSource> t;
-    t.qkv = finder_.matrix(at(l, names_.delta_qkv), s.conv_width(), d);
-    t.z = finder_.matrix(at(l, names_.delta_z), s.value_width(), d);
-    t.b = finder_.matrix(at(l, names_.delta_b), s.n_v_heads, d);
-    t.a = finder_.matrix(at(l, names_.delta_a), s.n_v_heads, d);
+    if (names_.delta_qkvz.empty()) {
+      t.qkv = finder_.matrix(at(l, names_.delta_qkv), s.conv_width(), d);
+      t.z = finder_.matrix(at(l, names_.delta_z), s.value_width(), d);
+      t.b = finder_.matrix(at(l, names_.delta_b), s.n_v_heads, d);
+      t.a = finder_.matrix(at(l, names_.delta_a), s.n_v_heads, d);
+    } else {
+      bind_grouped_delta(l, s, t);
+    }
     t.out = finder_.matrix(at(l, names_.delta_out), d, s.value_width());
     // Both layouts of the convolution are the same bytes.
     t.conv = finder_.vector(at(l, names_.delta_conv) + ".weight", {{width, 1, taps}, {width, taps, 1}}, Transform::None);
@@ -93,6 +147,21 @@ class Binder {
     t.dt_bias = finder_.vector(at(l, names_.delta_dt_bias), {{heads}}, Transform::None);
     t.norm = finder_.vector(at(l, names_.delta_norm) + ".weight", {{static_cast<std::uint64_t>(s.v_dim)}}, Transform::None);
     return t;
+  }
+
+  // Per key head [q: dk | k: dk | v: r dv | z: r dv] and [b: r | a: r], r value heads to a key head.
+  void bind_grouped_delta(std::int64_t l, const GatedDeltaSpec& s, GatedDeltaTensors<MatrixSource, VectorSource>& t) {
+    const std::int64_t d = spec_.hidden_dim, heads = s.n_k_heads, r = s.n_v_heads / heads, dv = r * s.v_dim;
+    const std::int64_t per_head = 2 * s.k_dim + 2 * dv;
+    const MatrixSource qkvz = finder_.matrix(at(l, names_.delta_qkvz), heads * per_head, d);
+    const MatrixSource ba = finder_.matrix(at(l, names_.delta_ba), heads * 2 * r, d);
+    if (qkvz.rows == 0 || ba.rows == 0) return;
+    t.qkv = rows_of_heads(qkvz, heads, per_head, 0, s.k_dim);
+    add_runs(t.qkv, heads, per_head, s.k_dim, s.k_dim);
+    add_runs(t.qkv, heads, per_head, 2 * s.k_dim, dv);
+    t.z = rows_of_heads(qkvz, heads, per_head, 2 * s.k_dim + dv, dv);
+    t.b = rows_of_heads(ba, heads, 2 * r, 0, r);
+    t.a = rows_of_heads(ba, heads, 2 * r, r, r);
   }
 
   FfnTensors<MatrixSource, VectorSource> bind_gate_up_down(const std::string& module, std::int64_t inner) {
@@ -107,6 +176,8 @@ class Binder {
     MoeTensors<MatrixSource, VectorSource> t;
     t.router = finder_.matrix(at(l, names_.router), s.n_experts, spec_.hidden_dim);
     if (s.shared_dim > 0) t.shared = bind_gate_up_down(at(l, names_.shared), s.shared_dim);
+    if (s.router.bias) t.router_bias = vector(at(l, names_.router) + ".bias", s.n_experts);
+    if (s.router.select_bias) t.select_bias = vector(at(l, names_.select_bias), s.n_experts);
     if (s.shared_gate) t.shared_gate = finder_.matrix(at(l, names_.shared_gate), 1, spec_.hidden_dim);
     return t;
   }
@@ -137,10 +208,14 @@ class Binder {
       std::visit([&](const auto& t) { t.map(visit); }, l.mixer);
       std::visit([&](const auto& t) { t.map(visit); }, l.ffn);
     }
-    for (const store::ExpertLayer& l : out.experts.layers)
+    for (const store::ExpertLayer& l : out.experts.layers) {
+      const auto n = static_cast<std::uint64_t>(l.n_experts);
+      if (n == 0) continue;
       for (const store::RecordMatrix* m : {&l.layout.gate, &l.layout.up, &l.layout.down})
-        if (l.n_experts > 0)
-          out.expert_formats[m->format.name()] += static_cast<std::uint64_t>(l.n_experts) * (m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1));
+        out.expert_formats[m->format.name()] += n * (m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1));
+      for (const store::RecordVector* v : {&l.layout.gate_bias, &l.layout.up_bias, &l.layout.down_bias})
+        if (v->count > 0) out.expert_formats["f32"] += n * static_cast<std::uint64_t>(v->count) * 4;
+    }
   }
 
   const format::ModelFolder& folder_;

@@ -26,6 +26,7 @@ struct MoeScratch {
   std::vector<std::int32_t> rows;     // token of each entry of `order`
   std::vector<std::int32_t> begin;    // first entry of each expert, n_experts + 1
   std::vector<ExpertIdx> wanted;      // experts with at least one token, ascending
+  std::vector<std::uint32_t> counts;  // tokens of each wanted expert, for the store; empty for a single token
   std::vector<backend::ExpertWork> works;
   std::vector<std::size_t> pending;
   std::vector<std::int32_t> all;      // 0, 1, 2, ..

@@ -12,6 +12,11 @@ std::string known_types() {
   return text;
 }
 
+std::string reason(std::string_view type) {
+  const std::string_view missing = missing_feature(type);
+  return missing.empty() ? "" : fmt::format(" ({} is missing)", missing);
+}
+
 }  // namespace
 
 std::string TensorNames::layer(std::int64_t i, std::string_view name) const { return fmt::format("{}layers.{}.{}", prefix, i, name); }
@@ -29,7 +34,7 @@ ParsedModel parse_model(const format::ModelFolder& folder) {
   ParsedModel out;
   out.family = find_family(type);
   if (out.family == nullptr)
-    fail(ErrorCode::Unsupported, "{}: model_type \"{}\" is not supported; supported are: {}", config.origin(), type, known_types());
+    fail(ErrorCode::Unsupported, "{}: model_type \"{}\" is not supported{}; supported are: {}", config.origin(), type, reason(type), known_types());
   out.spec = out.family->parse(config);
   out.spec.family = out.family->name;
   out.spec.model_type = type;

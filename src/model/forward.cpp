@@ -35,6 +35,8 @@ TensorView Model::mix(Context& c, std::size_t l, const TensorView& x, const Laye
   const auto& mixer = weights_.layers[l].mixer;
   if (const auto* gqa = std::get_if<GqaSpec>(&spec_.layers[l].mixer))
     return attention_gqa(c, *gqa, std::get<GqaWeights>(mixer), ropes_[l], state, x, pos0, spec_.norm_eps);
+  if (const auto* mla = std::get_if<MlaSpec>(&spec_.layers[l].mixer))
+    return attention_mla(c, *mla, std::get<MlaWeights>(mixer), ropes_[l], state, x, pos0);
   return delta_net(c, std::get<GatedDeltaSpec>(spec_.layers[l].mixer), std::get<GatedDeltaWeights>(mixer), state, x, spec_.norm_eps);
 }
 

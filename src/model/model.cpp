@@ -23,6 +23,12 @@ class Loader {
   const ProgressSink& progress_;
 };
 
+const RopeSpec* rope_of(const LayerSpec& layer) {
+  if (const auto* gqa = std::get_if<GqaSpec>(&layer.mixer)) return &gqa->rope;
+  if (const auto* mla = std::get_if<MlaSpec>(&layer.mixer)) return &mla->rope;
+  return nullptr;
+}
+
 }  // namespace
 
 Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress)
@@ -41,8 +47,7 @@ Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& 
     std::visit([&](const auto& t) { w.mixer = t.map(load); }, source.mixer);
     std::visit([&](const auto& t) { w.ffn = t.map(load); }, source.ffn);
     RopeWeights& rope = ropes_.emplace_back();
-    if (const auto* gqa = std::get_if<GqaSpec>(&spec_.layers[l].mixer))
-      rope = {trunk_.load(std::span<const float>(gqa->rope.inv_freq)), gqa->rope.style, gqa->rope.magnitude};
+    if (const RopeSpec* r = rope_of(spec_.layers[l])) rope = {trunk_.load(std::span<const float>(r->inv_freq)), r->style, r->magnitude};
   }
 }
 
@@ -54,6 +59,8 @@ std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
   for (const LayerSpec& layer : spec.layers) {
     if (const auto* gqa = std::get_if<GqaSpec>(&layer.mixer))
       GqaScratch(counter, *gqa, n, spec.hidden_dim);
+    else if (const auto* mla = std::get_if<MlaSpec>(&layer.mixer))
+      MlaScratch(counter, *mla, n, spec.hidden_dim);
     else
       GatedDeltaScratch(counter, std::get<GatedDeltaSpec>(layer.mixer), n, spec.hidden_dim);
     counter.release(mark);

@@ -21,9 +21,10 @@ struct MemoryPlan {
   std::uint64_t recurrent = 0;    // of one sequence
   std::uint64_t activations = 0;  // of one sequence, a chunk at a time
   std::uint64_t logits = 0;
+  std::uint64_t scratch = 0;      // of the backend: gathered rows, intermediates and quantized activations of a chunk
 
   std::uint64_t engine() const noexcept { return trunk + experts; }
-  std::uint64_t session() const noexcept { return kv + recurrent + activations + logits; }
+  std::uint64_t session() const noexcept { return kv + recurrent + activations + logits + scratch; }
 };
 
 // Checked: sizes that overflow are InvalidModel. ctx and chunk are positive.

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace moeflux::model {
 namespace {

@@ -13,7 +13,8 @@ namespace moeflux::model {
 
 // A layer uses one pair or the other, by its mixer.
 struct LayerState {
-  TensorView k, v;         // attention: [ctx, n_kv_heads, head_dim], F32 or F16
+  // Attention: [ctx, n_kv_heads, head_dim], F32 or F16. Latent attention: k is [ctx, 1, kv_rank + rope_dim] and v its front.
+  TensorView k, v;
   TensorView conv, delta;  // delta-net: [n_taps - 1, conv_width], [n_v_heads, v_dim, k_dim], f32
 };
 

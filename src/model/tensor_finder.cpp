@@ -68,23 +68,94 @@ quant::Format TensorFinder::quantized_format(const std::string& module, const Fo
   }
 }
 
+// One scale for every block of 128 x 128; blocks at the edges are cut. `shape` is that of the codes.
+std::optional<FoundMatrix> TensorFinder::find_fp8(const std::string& module, FoundMatrix m, std::vector<std::uint64_t> shape) {
+  if (quant_.quant_method() != "fp8")
+    fail(ErrorCode::Unsupported, "{} has dtype {}, but config.json states no fp8 quantization", where(*m.data), dtype_name(m.data->info.dtype));
+  m.format = quant::Format::fp8();
+  m.rows_per_scale = m.format.group;
+  expect_shape(*m.data, shape);
+  const std::string name = module + ".weight_scale_inv";
+  for (std::size_t i = shape.size() - 2; i < shape.size(); ++i) shape[i] = m.format.n_groups(shape[i]);
+  m.scales = find_floats(name, shape);
+  if (m.scales == nullptr) return std::nullopt;
+  return m;
+}
+
+// Symmetric 4-bit codes in groups of 32, offset by 8: the affine format with a bias of -8 scales.
+std::optional<FoundMatrix> TensorFinder::find_packed(const std::string& module, std::vector<std::uint64_t> shape) {
+  FoundMatrix m;
+  m.data = use(module + ".weight_packed");
+  use(module + ".weight_shape");  // says again what the shapes say
+  if (quant_.quant_method() != "compressed-tensors")
+    fail(ErrorCode::Unsupported, "{}: config.json states no compressed-tensors quantization", where(*m.data));
+  if (m.data->info.dtype != DType::I32) fail(ErrorCode::InvalidModel, "{} has dtype {}, expected I32", where(*m.data), dtype_name(m.data->info.dtype));
+  const std::uint64_t cols = shape.back();
+  if (cols % 32 != 0) fail(ErrorCode::Unsupported, "{}: {} inputs are no multiple of 32", where(*m.data), cols);
+  shape.back() = cols / 8;
+  expect_shape(*m.data, shape);
+  shape.back() = cols / 32;
+  m.scales = find_floats(module + ".weight_scale", shape);
+  if (m.scales == nullptr) return std::nullopt;
+  m.format = quant::Format::affine(4, 32, m.scales->info.dtype);
+  m.bias_per_scale = -8.0f;
+  return m;
+}
+
+const format::FolderTensor* TensorFinder::find_floats(const std::string& name, const std::vector<std::uint64_t>& shape) {
+  const format::FolderTensor* t = use(name);
+  if (t == nullptr) {
+    note_missing(name);
+    return nullptr;
+  }
+  expect_shape(*t, shape);
+  if (!is_float(t->info.dtype)) fail(ErrorCode::InvalidModel, "{} has dtype {}, expected F32, F16 or BF16", where(*t), dtype_name(t->info.dtype));
+  return t;
+}
+
+std::optional<FoundMatrix> TensorFinder::find_blocks(const std::string& name, std::vector<std::uint64_t> leading, std::int64_t rows,
+                                                     std::int64_t cols) {
+  FoundMatrix m;
+  m.format = quant::Format::mxfp4();
+  auto shape = std::move(leading);
+  shape.push_back(static_cast<std::uint64_t>(rows));
+  shape.push_back(static_cast<std::uint64_t>(cols) / 32);
+  for (const auto& [suffix, slot] : {std::pair{"_scales", &m.scales}, std::pair{"_blocks", &m.data}}) {
+    *slot = use(name + suffix);
+    if (*slot == nullptr) {
+      note_missing(name + suffix);
+      continue;
+    }
+    if (cols % 32 != 0) fail(ErrorCode::InvalidModel, "{}: {} inputs are no multiple of 32", where(**slot), cols);
+    if (slot == &m.data) shape.push_back(16);
+    expect_shape(**slot, shape);
+    if ((*slot)->info.dtype != DType::U8)
+      fail(ErrorCode::InvalidModel, "{} has dtype {}, expected U8", where(**slot), dtype_name((*slot)->info.dtype));
+  }
+  if (m.data == nullptr || m.scales == nullptr) return std::nullopt;
+  return m;
+}
+
 std::optional<FoundMatrix> TensorFinder::find_matrix(const std::string& module, std::string_view suffix,
                                                      std::vector<std::uint64_t> leading, std::int64_t rows, std::int64_t cols) {
   FoundMatrix m;
+  auto shape = std::move(leading);
+  shape.push_back(static_cast<std::uint64_t>(rows));
+  shape.push_back(static_cast<std::uint64_t>(cols));
   m.data = use(module + std::string(suffix));
   if (m.data == nullptr) {
+    if (exists(module + ".weight_packed")) return find_packed(module, std::move(shape));
     note_missing(module + std::string(suffix));
     return std::nullopt;
   }
+  if (m.data->info.dtype == DType::F8E4M3) return find_fp8(module, m, std::move(shape));
   m.scales = use(module + ".scales");
-  auto shape = std::move(leading);
-  shape.push_back(static_cast<std::uint64_t>(rows));
   if (m.scales == nullptr) {
     m.format = plain_format(*m.data);
-    shape.push_back(static_cast<std::uint64_t>(cols));
     expect_shape(*m.data, shape);
     return m;
   }
+  shape.pop_back();
   m.format = quantized_format(module, m, cols);
   shape.push_back(m.format.row_bytes(static_cast<std::uint64_t>(cols)) / 4);
   expect_shape(*m.data, shape);
@@ -103,14 +174,19 @@ std::optional<FoundMatrix> TensorFinder::find_matrix(const std::string& module, 
   return m;
 }
 
-store::MatrixSource TensorFinder::matrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
+store::MatrixSource TensorFinder::matrix(const std::string& name, std::int64_t rows, std::int64_t cols, std::vector<std::uint64_t> leading) {
   store::MatrixSource out;
   out.name = name;
-  const auto m = find_matrix(name, ".weight", {}, rows, cols);
+  std::int64_t n_leading = 1;
+  for (const std::uint64_t n : leading) n_leading *= static_cast<std::int64_t>(n);
+  const auto m = find_matrix(name, ".weight", std::move(leading), rows, cols);
   if (!m) return out;
   out.format = m->format;
-  out.rows = rows;
+  out.rows = n_leading * rows;
   out.cols = cols;
+  out.rows_per_scale = m->rows_per_scale;
+  if (m->scales != nullptr) out.scale_dtype = m->scales->info.dtype;
+  out.bias_per_scale = m->bias_per_scale;
   out.data = m->data->extent();
   if (m->scales != nullptr) out.scales = m->scales->extent();
   if (m->biases != nullptr) out.biases = m->biases->extent();
@@ -139,7 +215,9 @@ std::vector<std::string> TensorFinder::unused(const std::vector<std::string>& ig
   std::vector<std::string> names;
   for (const format::FolderTensor& t : folder_.tensors()) {
     if (used_.contains(&t)) continue;
-    const bool known = std::any_of(ignored.begin(), ignored.end(), [&](const std::string& p) { return t.info.name.starts_with(p); });
+    const bool known = std::any_of(ignored.begin(), ignored.end(), [&](const std::string& p) {
+      return p.starts_with('*') ? t.info.name.ends_with(p.substr(1)) : t.info.name.starts_with(p);
+    });
     if (!known) names.push_back(t.info.name);
   }
   return names;

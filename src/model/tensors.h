@@ -15,11 +15,31 @@ namespace moeflux::model {
 template <class M, class V>
 struct GqaTensors {
   M q, k, v, o;
-  V q_norm, k_norm;  // [head_dim] or none
+  V q_norm, k_norm;                  // [head_dim], [projection] or none
+  V q_bias, k_bias, v_bias, o_bias;  // or none
+  V sinks;                           // [n_heads] or none
   template <class F>
   auto map(F&& f) const {
     using R = GqaTensors<decltype(f(q)), decltype(f(q_norm))>;
-    return R{f(q), f(k), f(v), f(o), f(q_norm), f(k_norm)};
+    return R{f(q), f(k), f(v), f(o), f(q_norm), f(k_norm), f(q_bias), f(k_bias), f(v_bias), f(o_bias), f(sinks)};
+  }
+};
+
+template <class M, class V>
+struct MlaTensors {
+  M q_a;          // [q_rank, D] or none
+  M q;            // [q_dim, q_rank or D]
+  M kv_a;         // [kv_rank + rope_dim, D]
+  M k_b;          // [n_heads * nope_dim, kv_rank]: takes the latent to a head's key, and the query to the latent
+  M embed_q;      // [n_heads * kv_rank, nope_dim]: the same transposed; one of the two is there
+  M v_b;          // [n_heads * v_dim, kv_rank]: takes the latent to a head's value
+  M o;            // [D, out_dim]
+  V q_norm;       // [q_rank] or none
+  V kv_norm;      // [kv_rank]
+  template <class F>
+  auto map(F&& f) const {
+    using R = MlaTensors<decltype(f(q)), decltype(f(kv_norm))>;
+    return R{f(q_a), f(q), f(kv_a), f(k_b), f(embed_q), f(v_b), f(o), f(q_norm), f(kv_norm)};
   }
 };
 
@@ -52,17 +72,18 @@ struct MoeTensors {
   M router;
   M shared_gate;                // [1, D] or none
   FfnTensors<M, V> shared;      // or none
+  V router_bias, select_bias;   // [E] or none
   template <class F>
   auto map(F&& f) const {
     using R = MoeTensors<decltype(f(router)), decltype(f(std::declval<const V&>()))>;
-    return R{f(router), f(shared_gate), shared.map(f)};
+    return R{f(router), f(shared_gate), shared.map(f), f(router_bias), f(select_bias)};
   }
 };
 
 template <class M, class V>
 struct LayerTensors {
   V input_norm, post_norm;  // [D]
-  std::variant<GqaTensors<M, V>, GatedDeltaTensors<M, V>> mixer;
+  std::variant<GqaTensors<M, V>, MlaTensors<M, V>, GatedDeltaTensors<M, V>> mixer;
   std::variant<FfnTensors<M, V>, MoeTensors<M, V>> ffn;
 };
 
@@ -77,6 +98,7 @@ struct ModelTensors {
 using ModelSources = ModelTensors<store::MatrixSource, store::VectorSource>;
 using ModelWeights = ModelTensors<quant::MatrixView, TensorView>;
 using GqaWeights = GqaTensors<quant::MatrixView, TensorView>;
+using MlaWeights = MlaTensors<quant::MatrixView, TensorView>;
 using GatedDeltaWeights = GatedDeltaTensors<quant::MatrixView, TensorView>;
 using FfnWeights = FfnTensors<quant::MatrixView, TensorView>;
 using MoeWeights = MoeTensors<quant::MatrixView, TensorView>;

@@ -56,6 +56,13 @@ void decode_row(const MatrixView& m, std::int64_t row, std::span<float> out) {
     const DType dtype = m.format.scale_dtype;
     return decode_floats(m.data + static_cast<std::uint64_t>(row) * m.row_bytes(), dtype, out);
   }
+  if (m.format.kind == FormatKind::Fp8) {
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(m.data) + static_cast<std::uint64_t>(row) * m.row_bytes();
+    const std::byte* scales = m.scales + static_cast<std::uint64_t>(row) * m.scale_row_bytes();
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = e4m3_to_f32(codes[i]) * load_scalar<DType::F32>(scales, static_cast<std::int64_t>(i / m.format.group));
+    return;
+  }
   std::vector<std::int16_t> codes(out.size());
   decode_codes(m, row, codes);
   for (std::int64_t g = 0; g < m.cols / m.format.group; ++g) {

@@ -13,7 +13,7 @@ namespace moeflux::quant {
 // One row as f32. out.size() == matrix.cols. Affine: fma(scale, code, bias), rounded once.
 void decode_row(const MatrixView& matrix, std::int64_t row, std::span<float> out);
 
-// The codes of one row of a quantized matrix (affine: unsigned; MXFP4: kE2m1Twice of the code).
+// The codes of one row of a matrix with integer codes (affine: unsigned; MXFP4: kE2m1Twice of the code).
 void decode_codes(const MatrixView& matrix, std::int64_t row, std::span<std::int16_t> out);
 
 // Scale and bias of group g of a row as they multiply decode_codes (MXFP4: half the e8m0 scale, no bias).

@@ -27,8 +27,7 @@ void pack_row(int bits, std::span<const std::uint8_t> codes, std::byte* out) {
       case 3: pack8<3>(&codes[i], p); break;
       case 4: pack8<4>(&codes[i], p); break;
       case 5: pack8<5>(&codes[i], p); break;
-      case 6: pack8<6>(&codes[i], p); break;
-      default: pack8<8>(&codes[i], p); break;
+      default: pack8<6>(&codes[i], p); break;
     }
   }
 }
@@ -78,6 +77,24 @@ std::uint8_t mxfp4_group(std::span<const float> w, std::uint8_t* codes) {
   return static_cast<std::uint8_t>(static_cast<int>(e) + 127);
 }
 
+// Nearest e4m3 value; ties go to the even mantissa.
+std::uint8_t e4m3_code(float x) {
+  std::uint8_t best = 0;
+  for (std::uint8_t code = 1; code < 0x7f; ++code) {
+    const float old_error = std::fabs(std::fabs(x) - e4m3_to_f32(best)), error = std::fabs(std::fabs(x) - e4m3_to_f32(code));
+    if (error < old_error || (error == old_error && code % 2 == 0)) best = code;
+  }
+  return static_cast<std::uint8_t>(best | (std::signbit(x) ? 0x80 : 0));
+}
+
+float fp8_group(std::span<const float> w, std::uint8_t* codes) {
+  float top = 0.0f;
+  for (float v : w) top = std::max(top, std::fabs(v));
+  const float scale = top == 0.0f ? 1.0f : top / 448.0f;
+  for (std::size_t i = 0; i < w.size(); ++i) codes[i] = e4m3_code(w[i] / scale);
+  return scale;
+}
+
 }  // namespace
 
 MatrixView EncodedMatrix::view() const noexcept {
@@ -93,7 +110,7 @@ MatrixView EncodedMatrix::view() const noexcept {
 
 EncodedMatrix encode(std::span<const float> values, std::int64_t rows, std::int64_t cols, const Format& format) {
   const auto n_rows = static_cast<std::size_t>(rows), n_cols = static_cast<std::size_t>(cols);
-  if (values.size() != n_rows * n_cols || (format.quantized() && n_cols % format.group != 0))
+  if (values.size() != n_rows * n_cols || (format.integer_codes() && n_cols % format.group != 0))
     fail(ErrorCode::InvalidArgument, "cannot encode {} values as [{}, {}] {}", values.size(), rows, cols, format.name());
   EncodedMatrix out{format, rows, cols, {}, {}, {}};
   const std::size_t row_bytes = format.row_bytes(n_cols), scale_bytes = format.scale_row_bytes(n_cols);
@@ -108,10 +125,12 @@ EncodedMatrix encode(std::span<const float> values, std::int64_t rows, std::int6
       for (std::size_t i = 0; i < n_cols; ++i) store_scalar(&out.data[r * row_bytes + i * size], format.scale_dtype, row[i]);
       continue;
     }
-    const std::size_t group = format.group, n_groups = n_cols / group, size = scale_bytes / n_groups;
+    const std::size_t group = format.group, n_groups = format.n_groups(n_cols), size = scale_bytes / n_groups;
     for (std::size_t g = 0; g < n_groups; ++g) {
       const std::size_t at = r * scale_bytes + g * size;
-      if (format.kind == FormatKind::Mxfp4) {
+      if (format.kind == FormatKind::Fp8) {
+        store_scalar(&out.scales[at], DType::F32, fp8_group(row.subspan(g * group, std::min(group, n_cols - g * group)), &codes[g * group]));
+      } else if (format.kind == FormatKind::Mxfp4) {
         out.scales[at] = static_cast<std::byte>(mxfp4_group(row.subspan(g * group, group), &codes[g * group]));
       } else {
         const AffineGroup p = affine_group(row.subspan(g * group, group), format.bits, &codes[g * group]);
@@ -119,7 +138,10 @@ EncodedMatrix encode(std::span<const float> values, std::int64_t rows, std::int6
         store_scalar(&out.biases[at], format.scale_dtype, p.bias);
       }
     }
-    pack_row(format.bits, codes, &out.data[r * row_bytes]);
+    if (format.bits == 8)
+      std::memcpy(&out.data[r * row_bytes], codes.data(), n_cols);
+    else
+      pack_row(format.bits, codes, &out.data[r * row_bytes]);
   }
   return out;
 }

@@ -19,7 +19,7 @@ struct EncodedMatrix {
 
 // Values [rows, cols] row-major. Affine: per group one extreme of the range is reproduced exactly and codes
 // are rounded half to even with the unrounded scale; then scale and bias are rounded to the scale dtype.
-// MXFP4: scale 2^rint(log2(max / 6)). Plain formats: rounded to nearest even.
+// MXFP4: scale 2^rint(log2(max / 6)). FP8: scale max / 448. Plain formats: rounded to nearest even.
 EncodedMatrix encode(std::span<const float> values, std::int64_t rows, std::int64_t cols, const Format& format);
 
 }  // namespace moeflux::quant

@@ -12,6 +12,7 @@ std::string Format::name() const {
     case FormatKind::F16: return "f16";
     case FormatKind::BF16: return "bf16";
     case FormatKind::Mxfp4: return "mxfp4";
+    case FormatKind::Fp8: return "fp8";
     case FormatKind::Affine: break;
   }
   std::string text = fmt::format("affine {}-bit g{}", bits, group);

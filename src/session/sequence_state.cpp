@@ -22,6 +22,10 @@ SequenceState::SequenceState(const model::ModelSpec& spec, std::int64_t ctx, KvT
       const std::uint64_t half = model::kv_bytes(layer, ctx, kv) / 2;
       s.k = make_view(add(half).data(), dtype, {ctx, gqa->n_kv_heads, gqa->head_dim});
       s.v = make_view(add(half).data(), dtype, {ctx, gqa->n_kv_heads, gqa->head_dim});
+    } else if (const auto* mla = std::get_if<model::MlaSpec>(&layer.mixer)) {
+      s.k = make_view(add(model::kv_bytes(layer, ctx, kv)).data(), dtype, {ctx, 1, mla->cache_dim()});
+      s.v = s.k;
+      s.v.dims[2] = mla->kv_rank;
     } else {
       const auto& delta = std::get<model::GatedDeltaSpec>(layer.mixer);
       const auto conv_bytes = static_cast<std::uint64_t>(delta.n_taps - 1) * static_cast<std::uint64_t>(delta.conv_width()) * 4;

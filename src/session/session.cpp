@@ -26,10 +26,15 @@ std::int64_t choose_chunk(std::int64_t wanted, std::int64_t ctx) {
 
 }  // namespace
 
+SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context) {
+  const std::int64_t ctx = choose_context(options.ctx_size, max_context);
+  return {ctx, choose_chunk(options.chunk_size, ctx)};
+}
+
 Session::Session(const Parts& parts, const SessionOptions& options)
     : parts_(parts),
-      ctx_(choose_context(options.ctx_size, parts.model.spec().max_context)),
-      chunk_(choose_chunk(options.chunk_size, ctx_)),
+      ctx_(session_sizes(options, parts.model.spec().max_context).ctx),
+      chunk_(session_sizes(options, parts.model.spec().max_context).chunk),
       stream_(parts.backend.create_stream()),
       state_(parts.model.spec(), ctx_, options.kv, parts.backend.allocator(), parts.backend.copier()),
       arena_(parts.backend.allocator().allocate(model::activation_bytes(parts.model.spec(), chunk_), 64)),

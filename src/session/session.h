@@ -26,11 +26,17 @@ struct Parts {
   Precision precision = Precision::Fast;
 };
 
+// The context and chunk that options mean for a model: InvalidArgument for sizes that make no sense or are over its limit.
+struct SessionSizes {
+  std::int64_t ctx = 0, chunk = 0;
+};
+SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context);
+
 // One thread at a time, except cancel(). Positions are reserved by a call and committed when it succeeded: an error leaves
 // the session where it was, or, where recurrent state was already touched, refusing further steps until reset().
 class Session {
  public:
-  // InvalidArgument: a context or chunk size that makes no sense or is over the model's limit.
+  // InvalidArgument as session_sizes.
   Session(const Parts& parts, const SessionOptions& options);
 
   void prefill(std::span<const TokenId> tokens) { evaluate(tokens, {}); }

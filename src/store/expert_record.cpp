@@ -1,5 +1,7 @@
 #include "store/expert_record.h"
 
+#include <cstring>
+
 #include "core/error.h"
 
 namespace moeflux::store {
@@ -19,6 +21,15 @@ std::uint64_t place(RecordMatrix& m, std::uint64_t at) {
   return at;
 }
 
+std::uint64_t place(RecordVector& v, std::int64_t count, std::uint64_t at) {
+  v = {count, at};
+  return round_up(at + static_cast<std::uint64_t>(count) * 4, kComponentAlign);
+}
+
+TensorView view_vector(const RecordVector& v, const std::byte* record) noexcept {
+  return v.count == 0 ? TensorView{} : view_f32(reinterpret_cast<const float*>(record + v.at), {v.count});
+}
+
 quant::MatrixView view_matrix(const RecordMatrix& m, const std::byte* record) noexcept {
   quant::MatrixView v;
   v.format = m.format;
@@ -32,17 +43,31 @@ quant::MatrixView view_matrix(const RecordMatrix& m, const std::byte* record) no
 
 }  // namespace
 
-RecordLayout RecordLayout::plan(const RecordMatrix& gate, const RecordMatrix& up, const RecordMatrix& down) {
-  RecordLayout layout{gate, up, down, 0};
+RecordLayout RecordLayout::plan(const RecordMatrix& gate, const RecordMatrix& up, const RecordMatrix& down, bool additive_biases) {
+  RecordLayout layout{gate, up, down, 0, {}, {}, {}};
   std::uint64_t at = place(layout.gate, 0);
   at = place(layout.up, at);
   at = place(layout.down, at);
+  if (additive_biases) {
+    at = place(layout.gate_bias, gate.rows, at);
+    at = place(layout.up_bias, up.rows, at);
+    at = place(layout.down_bias, down.rows, at);
+  }
   layout.bytes = round_up(at, kRecordAlign);
   return layout;
 }
 
 ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept {
-  return {view_matrix(layout.gate, record), view_matrix(layout.up, record), view_matrix(layout.down, record)};
+  return {view_matrix(layout.gate, record),      view_matrix(layout.up, record),      view_matrix(layout.down, record),
+          view_vector(layout.gate_bias, record), view_vector(layout.up_bias, record), view_vector(layout.down_bias, record)};
+}
+
+void place_piece(const RecordPiece& piece, std::span<const std::byte> source, std::span<std::byte> record) {
+  const std::span<std::byte> to = record.subspan(piece.record_offset, piece.record_bytes());
+  if (piece.direct())
+    std::memcpy(to.data(), source.data(), to.size());
+  else
+    apply(piece.transform, source, to);
 }
 
 void check_scales(const quant::MatrixView& m, std::string_view what) {

@@ -9,8 +9,10 @@
 #include <moeflux/types.h>
 
 #include "core/checked.h"
+#include "core/tensor_view.h"
 #include "format/model_folder.h"
 #include "quant/format.h"
+#include "store/piece_transform.h"
 
 namespace moeflux::store {
 
@@ -29,20 +31,36 @@ struct RecordMatrix {
   std::uint64_t scale_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.scale_row_bytes(static_cast<std::uint64_t>(cols)); }
 };
 
+// An additive bias inside a record, as f32. count == 0: there is none.
+struct RecordVector {
+  std::int64_t count = 0;
+  std::uint64_t at = 0;
+};
+
 // Where everything is in the records of one layer (all its experts are alike).
 struct RecordLayout {
   RecordMatrix gate, up, down;
   std::uint64_t bytes = 0;  // a multiple of kRecordAlign
+  RecordVector gate_bias, up_bias, down_bias;
 
-  // Gate and up before down, each matrix followed by its scales and biases.
-  static RecordLayout plan(const RecordMatrix& gate, const RecordMatrix& up, const RecordMatrix& down);
+  // Gate and up before down, each matrix followed by its scales and biases; additive biases last.
+  static RecordLayout plan(const RecordMatrix& gate, const RecordMatrix& up, const RecordMatrix& down, bool additive_biases = false);
 };
 
-// A run of file bytes and its place in the record.
+// A run of file bytes and its place in the record. With a transform the bytes read are not those of the record: whoever
+// reads takes them into scratch memory and calls place_piece(). Pieces with the same source stand next to each other, so
+// that it can be read once.
 struct RecordPiece {
   format::Extent source;
   std::uint64_t record_offset = 0;
+  PieceTransform transform = {};
+
+  bool direct() const noexcept { return !transform.active(); }
+  std::uint64_t record_bytes() const noexcept { return direct() ? source.bytes : transform.result_bytes(); }
 };
+
+// The record's bytes of a piece from the bytes of its source.
+void place_piece(const RecordPiece& piece, std::span<const std::byte> source, std::span<std::byte> record);
 
 // The experts of one layer on disk. Empty (no experts) for a dense layer.
 struct ExpertLayer {
@@ -65,6 +83,7 @@ struct ExpertCatalog {
 // The matrices of a record in memory. Valid while the lease that gave it lives.
 struct ExpertView {
   quant::MatrixView gate, up, down;
+  TensorView gate_bias, up_bias, down_bias;  // additive, f32, or empty
 };
 
 ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept;

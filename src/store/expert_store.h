@@ -66,28 +66,31 @@ class ExpertStore {
   virtual ~ExpertStore() = default;
 
   // `experts` are distinct and at most max_lease(). Returns at once; with other sessions on the store it may wait for one
-  // of their leases to end, so the caller must hold no lease itself. `weights` say how much each use counts for keeping
-  // the expert: empty, 1 each, as for a token being decoded; a prompt that passes once gives less, so that it does not
-  // flush what decoding lives on.
-  ExpertLease acquire(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights = {}) {
-    return ExpertLease(this, pin(layer, experts, weights), experts.size());
+  // of their leases to end, so the caller must hold no lease itself.
+  ExpertLease acquire(LayerIdx layer, std::span<const ExpertIdx> experts) {
+    return ExpertLease(this, pin(layer, experts), experts.size());
   }
   // The same, by somebody who holds another lease: an empty lease when there is no room for it now.
-  ExpertLease try_acquire(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights = {}) {
+  ExpertLease try_acquire(LayerIdx layer, std::span<const ExpertIdx> experts) {
     std::uint32_t ticket = 0;
-    return try_pin(layer, experts, weights, ticket) ? ExpertLease(this, ticket, experts.size()) : ExpertLease();
+    return try_pin(layer, experts, ticket) ? ExpertLease(this, ticket, experts.size()) : ExpertLease();
   }
+  // Tells what a layer's visit by n_tokens tokens wants, before its leases: what the store may learn from. counts[i] tokens
+  // chose experts[i]; empty for a single token.
+  virtual void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept = 0;
   // Experts that may be wanted soon: low priority, never blocks, may be dropped.
   virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
   // The most experts one lease may hold; never less than a token's top-k.
   virtual std::size_t max_lease() const noexcept = 0;
+  // How many experts of a prompt should be asked for at once: what is read ahead while the ones before are computed.
+  virtual std::size_t scan_batch() const noexcept = 0;
   virtual StoreStats stats() const noexcept = 0;
 
  protected:
   friend class ExpertLease;
   // A ticket stands for one lease until unpin().
-  virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) = 0;
-  virtual bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) = 0;
+  virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) = 0;
+  virtual bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) = 0;
   virtual bool ready(std::uint32_t ticket, std::size_t i) noexcept = 0;
   virtual ExpertView wait(std::uint32_t ticket, std::size_t i) = 0;
   virtual void unpin(std::uint32_t ticket) noexcept = 0;

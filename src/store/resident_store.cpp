@@ -13,9 +13,21 @@ std::uint64_t total_bytes(const ExpertCatalog& catalog) {
   return total;
 }
 
-void read_record(const ExpertLayer& layer, std::int64_t expert, const format::ModelFolder& folder, std::span<std::byte> record) {
-  for (const RecordPiece& p : layer.expert(ExpertIdx(static_cast<std::int32_t>(expert))))
-    folder.file(p.source.file).read_exact(p.source.offset, record.subspan(p.record_offset, p.source.bytes));
+void read_record(const ExpertLayer& layer, std::int64_t expert, const format::ModelFolder& folder, std::span<std::byte> record,
+                 std::vector<std::byte>& scratch) {
+  const format::Extent* in_scratch = nullptr;
+  for (const RecordPiece& p : layer.expert(ExpertIdx(static_cast<std::int32_t>(expert)))) {
+    if (p.direct()) {
+      folder.file(p.source.file).read_exact(p.source.offset, record.subspan(p.record_offset, p.source.bytes));
+      continue;
+    }
+    if (in_scratch == nullptr || *in_scratch != p.source) {
+      scratch.resize(p.source.bytes);
+      folder.file(p.source.file).read_exact(p.source.offset, scratch);
+      in_scratch = &p.source;
+    }
+    place_piece(p, scratch, record);
+  }
 }
 
 }  // namespace
@@ -24,7 +36,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
                              Copier& copier, const ProgressSink& progress) {
   const std::uint64_t total = total_bytes(catalog);
   std::uint64_t done = 0;
-  std::vector<std::byte> staging;
+  std::vector<std::byte> staging, scratch;
   for (std::size_t l = 0; l < catalog.layers.size(); ++l) {
     const ExpertLayer& source = catalog.layers[l];
     Layer& layer = layers_.emplace_back();
@@ -36,7 +48,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
     staging.assign(source.layout.bytes, std::byte{0});
     for (std::int64_t e = 0; e < source.n_experts; ++e) {
       try {
-        read_record(source, e, folder, staging);
+        read_record(source, e, folder, staging, scratch);
         const ExpertView view = view_record(source.layout, staging.data());
         for (const quant::MatrixView* m : {&view.gate, &view.up, &view.down}) check_scales(*m, "expert");
       } catch (const Error& error) {
@@ -49,7 +61,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
   }
 }
 
-std::uint32_t ResidentStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float>) {
+std::uint32_t ResidentStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts) {
   const std::lock_guard lock(mutex_);
   if (free_.empty()) {
     free_.push_back(static_cast<std::uint32_t>(tickets_.size()));

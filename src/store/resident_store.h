@@ -18,14 +18,16 @@ class ResidentStore final : public ExpertStore {
   ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator, Copier& copier,
                 const ProgressSink& progress);
 
+  void visit(LayerIdx, std::span<const ExpertIdx>, std::span<const std::uint32_t>, std::uint32_t) noexcept override {}
   void hint(LayerIdx, std::span<const ExpertIdx>, float) noexcept override {}
   std::size_t max_lease() const noexcept override { return max_experts_; }
+  std::size_t scan_batch() const noexcept override { return max_experts_; }
   StoreStats stats() const noexcept override;
 
  protected:
-  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) override;
-  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) override {
-    ticket = pin(layer, experts, weights);
+  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
+  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) override {
+    ticket = pin(layer, experts);
     return true;
   }
   bool ready(std::uint32_t, std::size_t) noexcept override { return true; }

@@ -1,6 +1,7 @@
 #include "store/streaming_store.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <system_error>
 #include <thread>
@@ -20,6 +21,12 @@ std::int64_t most_experts(const ExpertCatalog& catalog) {
   return most;
 }
 
+std::vector<std::int64_t> experts_by_layer(const ExpertCatalog& catalog) {
+  std::vector<std::int64_t> n;
+  for (const ExpertLayer& l : catalog.layers) n.push_back(l.n_experts);
+  return n;
+}
+
 }  // namespace
 
 StreamingStore::StreamingStore(ExpertCatalog catalog, std::vector<std::string> file_names, const StreamingOptions& options)
@@ -31,7 +38,7 @@ StreamingStore::StreamingStore(ExpertCatalog catalog, std::vector<std::string> f
       region_(io::Region::allocate(mul_or_fail<std::uint64_t>(options.n_slots, layout_.slot_bytes(), "expert slots"))),
       slots_(options.n_slots),
       slot_of_(catalog_.layers.size() * static_cast<std::size_t>(experts_per_layer_), -1),
-      scores_(slot_of_.size(), options.n_slots) {
+      policy_(experts_by_layer(catalog_)) {
   if (max_lease_ == 0 || max_lease_ > options.n_slots)
     fail(ErrorCode::InvalidArgument, "{} expert slots cannot hold a lease of {} experts", options.n_slots, max_lease_);
   for (std::size_t s = options.n_slots; s-- > 0;) free_.push_back(static_cast<std::uint32_t>(s));
@@ -52,18 +59,21 @@ bool StreamingStore::take_slot(std::uint32_t& slot) {
     free_.pop_back();
     return true;
   }
-  const std::uint32_t victim = scores_.lowest([&](std::uint32_t s) { return slots_[s].pins == 0 && slots_[s].state != State::Loading; });
-  if (victim == SlotScores::kNone) return false;
-  if (slots_[victim].hinted) ++stats_.hints_wasted;
-  forget(victim);
-  slot = victim;
+  const auto victim = policy_.choose_victim([&](ExpertKey k) {
+    const Slot& s = slots_[static_cast<std::size_t>(slot_of_[key(k.layer, k.expert)])];
+    return s.pins > 0 || s.state == State::Loading;
+  });
+  if (!victim) return false;
+  slot = static_cast<std::uint32_t>(slot_of_[key(victim->layer, victim->expert)]);
+  if (slots_[slot].hinted) ++stats_.hints_wasted;
+  forget(slot);
   return true;
 }
 
 void StreamingStore::forget(std::uint32_t slot) noexcept {
   Slot& s = slots_[slot];
   slot_of_[key(s.layer, s.expert)] = -1;
-  scores_.clear(slot);
+  policy_.erase({s.layer, s.expert});
   s = Slot{};
 }
 
@@ -74,16 +84,18 @@ void StreamingStore::start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx ex
   s.layer = layer;
   s.expert = expert;
   slot_of_[key(layer, expert)] = static_cast<std::int32_t>(slot);
-  scores_.place(slot, key(layer, expert));
+  policy_.insert({layer, expert});
 }
 
 void StreamingStore::queue_reads(std::uint32_t slot, io::ReadPriority priority) {
   Slot& s = slots_[slot];
   const auto pieces = catalog_.layer(s.layer).expert(s.expert);
-  s.pieces_left = static_cast<std::uint32_t>(pieces.size());
+  s.pieces_left = 0;
   s.status = 0;
   ++s.attempts;
   for (std::size_t p = 0; p < pieces.size(); ++p) {
+    if (!SlotLayout::needs_read(pieces, p)) continue;
+    ++s.pieces_left;
     io::ReadRequest r;
     r.file = pieces[p].source.file;
     r.priority = priority;
@@ -121,9 +133,21 @@ void StreamingStore::complete(const io::ReadCompletion& c) {
   if (--s.pieces_left == 0) finish(slot);
 }
 
+// Where the record differs from the file. The slot is nobody's yet.
+int StreamingStore::transform(std::uint32_t slot) noexcept {
+  const Slot& s = slots_[slot];
+  try {
+    layout_.transform(catalog_, s.layer, s.expert, slot_memory(slot));
+    return 0;
+  } catch (const std::exception&) {
+    return EINVAL;
+  }
+}
+
 // All pieces are back: ready, once more, or failed. A failed slot that nobody has pinned is simply free again.
 void StreamingStore::finish(std::uint32_t slot) {
   Slot& s = slots_[slot];
+  if (s.status == 0) s.status = transform(slot);
   if (s.status == 0) {
     s.state = State::Ready;
   } else if (s.attempts < kAttempts && s.pins > 0) {
@@ -155,21 +179,21 @@ void StreamingStore::wait_for_completion(std::unique_lock<std::mutex>& lock) {
 }
 
 // All experts or none: what was pinned on the way is given back when there is no room.
-bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::vector<std::uint32_t>& slots) {
+bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::vector<std::uint32_t>& slots) {
   slots.clear();
   std::size_t hits = 0;
   for (ExpertIdx e : experts) {  // hits first, so that no miss evicts one of them
     const std::int32_t at = slot_of_[key(layer, e)];
     if (at >= 0) ++slots_[static_cast<std::size_t>(at)].pins;
-    slots.push_back(at >= 0 ? static_cast<std::uint32_t>(at) : SlotScores::kNone);
+    slots.push_back(at >= 0 ? static_cast<std::uint32_t>(at) : kNone);
     hits += at >= 0 && slots_[static_cast<std::size_t>(at)].state == State::Ready;
   }
   for (std::size_t i = 0; i < experts.size(); ++i) {
-    if (slots[i] != SlotScores::kNone) continue;
+    if (slots[i] != kNone) continue;
     std::uint32_t slot = 0;
     if (!take_slot(slot)) {
       for (std::size_t k = 0; k < slots.size(); ++k) {
-        if (slots[k] == SlotScores::kNone) continue;
+        if (slots[k] == kNone) continue;
         Slot& s = slots_[slots[k]];
         --s.pins;
         if (s.state == State::Loading && s.pieces_left == 0) {  // taken just now, nothing submitted
@@ -193,7 +217,6 @@ bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts,
       if (s.state == State::Loading)
         for (std::size_t p = 0; p < catalog_.layer(layer).pieces_per_expert; ++p) reader_->promote(static_cast<std::uint64_t>(slots[i]) * SlotLayout::kMaxPieces + p);
     }
-    scores_.use(key(layer, experts[i]), weights.empty() ? 1.0f : weights[i]);
   }
   submit_queued();
   stats_.requests += experts.size();
@@ -201,7 +224,7 @@ bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts,
   return true;
 }
 
-bool StreamingStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) {
+bool StreamingStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) {
   const std::lock_guard lock(mutex_);
   drain();
   if (free_tickets_.empty()) {
@@ -209,17 +232,16 @@ bool StreamingStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts,
     tickets_.emplace_back().slots.reserve(max_lease_);
     free_tickets_.reserve(tickets_.size());
   }
-  scores_.at_layer(layer);
-  if (!pin_all(layer, experts, weights, tickets_[free_tickets_.back()].slots)) return false;
+  if (!pin_all(layer, experts, tickets_[free_tickets_.back()].slots)) return false;
   ticket = free_tickets_.back();
   free_tickets_.pop_back();
   return true;
 }
 
-std::uint32_t StreamingStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) {
+std::uint32_t StreamingStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts) {
   if (experts.size() > max_lease_) fail(ErrorCode::Internal, "a lease of {} experts, at most {} were planned", experts.size(), max_lease_);
   std::uint32_t ticket = 0;
-  while (!try_pin(layer, experts, weights, ticket)) {
+  while (!try_pin(layer, experts, ticket)) {
     std::unique_lock lock(mutex_);
     if (reader_->outstanding() > 0)
       wait_for_completion(lock);
@@ -264,6 +286,11 @@ void StreamingStore::unpin(std::uint32_t ticket) noexcept {
   changed_.notify_all();
 }
 
+void StreamingStore::visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept {
+  const std::lock_guard lock(mutex_);
+  policy_.on_visit(layer, experts, counts, n_tokens);
+}
+
 void StreamingStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float) noexcept {
   const std::lock_guard lock(mutex_);
   drain();
@@ -285,8 +312,9 @@ StoreStats StreamingStore::stats() const noexcept {
   return stats_;
 }
 
-std::size_t StreamingStore::busy_slots() const {
+std::size_t StreamingStore::busy_slots() {
   const std::lock_guard lock(mutex_);
+  drain();
   return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.pins > 0 || s.state == State::Loading; }));
 }
 

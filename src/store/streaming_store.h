@@ -5,6 +5,7 @@
 // sessions to end. What is in memory never changes a result.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -18,7 +19,7 @@
 #include "io/region.h"
 #include "store/expert_store.h"
 #include "store/slot_layout.h"
-#include "store/slot_scores.h"
+#include "store/policy.h"
 
 namespace moeflux::store {
 
@@ -38,17 +39,20 @@ class StreamingStore final : public ExpertStore {
   // Bytes one slot takes for this catalog: what the planner divides by.
   static std::uint64_t slot_bytes(const ExpertCatalog& catalog) { return SlotLayout(catalog).slot_bytes(); }
 
+  void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept override;
   void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept override;
   std::size_t max_lease() const noexcept override { return max_lease_; }
+  // Enough bytes in flight to keep a disk busy, few slots away from what decoding lives on.
+  std::size_t scan_batch() const noexcept override { return std::min<std::size_t>(8, max_lease_); }
   StoreStats stats() const noexcept override;
   io::ReaderInfo reader_info() const { return reader_->info(); }
 
-  // For tests: slots that are pinned or loading.
-  std::size_t busy_slots() const;
+  // For tests: slots that are pinned or still loading.
+  std::size_t busy_slots();
 
  protected:
-  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights) override;
-  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::uint32_t& ticket) override;
+  std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
+  bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) override;
   bool ready(std::uint32_t ticket, std::size_t i) noexcept override;
   ExpertView wait(std::uint32_t ticket, std::size_t i) override;
   void unpin(std::uint32_t ticket) noexcept override;
@@ -70,16 +74,18 @@ class StreamingStore final : public ExpertStore {
     std::vector<std::uint32_t> slots;
   };
   static constexpr int kShort = -1;
+  static constexpr std::uint32_t kNone = UINT32_MAX;
 
   std::uint32_t key(LayerIdx layer, ExpertIdx expert) const noexcept;
   std::byte* slot_memory(std::size_t slot) const noexcept { return region_.data() + slot * layout_.slot_bytes(); }
   // All below: mutex_ held.
-  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const float> weights, std::vector<std::uint32_t>& slots);
+  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::vector<std::uint32_t>& slots);
   bool take_slot(std::uint32_t& slot);
   void start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx expert);
   void queue_reads(std::uint32_t slot, io::ReadPriority priority);
   void submit_queued();
   void complete(const io::ReadCompletion& c);
+  int transform(std::uint32_t slot) noexcept;  // 0 or an errno value
   void finish(std::uint32_t slot);
   void drain();
   void forget(std::uint32_t slot) noexcept;
@@ -101,7 +107,7 @@ class StreamingStore final : public ExpertStore {
   std::vector<Ticket> tickets_;
   std::vector<std::uint32_t> free_tickets_;
   std::vector<io::ReadRequest> queued_;
-  SlotScores scores_;
+  CachePolicy policy_;
   StoreStats stats_;
   std::unique_ptr<io::AsyncReader> reader_;  // last: stops before the memory goes
 };

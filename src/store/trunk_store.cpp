@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "quant/decode.h"
 #include "store/expert_record.h"
+#include "store/piece_transform.h"
 
 namespace moeflux::store {
 namespace {
@@ -23,8 +24,8 @@ Buffer& TrunkStore::add(std::uint64_t bytes) {
 }
 
 const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes,
-                                       const std::vector<MatrixSource::RowRun>& runs) {
-  Buffer& buffer = add(extent.bytes);
+                                       std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs) {
+  Buffer& buffer = add(static_cast<std::uint64_t>(rows) * row_bytes);
   std::uint64_t at = 0;
   const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
     for (std::uint64_t done = 0; done < n;) {
@@ -42,17 +43,80 @@ const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64
   return buffer.data();
 }
 
-quant::MatrixView TrunkStore::load(const MatrixSource& s) {
-  if (s.rows == 0) return {};
+// The wanted rows one after another; a stored row may stand for several.
+std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s,
+                                             std::int64_t rows_per_row) const {
+  std::vector<std::byte> stored(extent.bytes);
+  folder_.file(extent.file).read_exact(extent.offset, stored);
+  std::vector<std::byte> out;
+  out.reserve(static_cast<std::uint64_t>(s.rows) * row_bytes);
+  const std::vector<MatrixSource::RowRun> all{{0, s.rows}};
+  for (const MatrixSource::RowRun& run : s.runs.empty() ? all : s.runs)
+    for (std::int64_t r = run.begin; r < run.begin + run.n; ++r) {
+      const auto at = stored.begin() + static_cast<std::ptrdiff_t>(static_cast<std::uint64_t>(r / rows_per_row) * row_bytes);
+      out.insert(out.end(), at, at + static_cast<std::ptrdiff_t>(row_bytes));
+    }
+  return out;
+}
+
+const std::byte* TrunkStore::upload(std::span<const std::byte> bytes) {
+  Buffer& buffer = add(bytes.size());
+  copier_.to_device(buffer.data(), bytes.data(), bytes.size());
+  return buffer.data();
+}
+
+namespace {
+
+std::vector<std::byte> times(std::span<const std::byte> scales, DType dtype, float factor) {
+  const auto n = static_cast<std::int64_t>(scales.size() * 8 / dtype_bits(dtype));
+  std::vector<std::byte> out(scales.size());
+  PieceTransform t{.rows = 1, .cols = n, .col_stride = 1, .value = PieceTransform::Value::Times, .dtype = dtype, .factor = factor};
+  if (n > 0) apply(t, scales, out);
+  return out;
+}
+
+std::vector<std::byte> as_f32(std::span<const std::byte> values, DType dtype) {
+  std::vector<float> floats(values.size() * 8 / dtype_bits(dtype));
+  quant::decode_floats(values.data(), dtype, floats);
+  const auto bytes = std::as_bytes(std::span(floats));
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace
+
+quant::MatrixView TrunkStore::load_changed(const MatrixSource& s) {
   quant::MatrixView v;
   v.format = s.format;
   v.rows = s.rows;
   v.cols = s.cols;
-  v.data = load_rows(s.data, v.row_bytes(), s.runs);
-  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s.runs);
-  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s.runs);
+  const std::vector<std::byte> data = read_rows(s.data, v.row_bytes(), s, 1);
+  std::vector<std::byte> scales, biases;
+  if (s.format.quantized()) {
+    const std::uint64_t groups = s.format.n_groups(static_cast<std::uint64_t>(s.cols));
+    const bool shared = s.rows_per_scale > 1;
+    scales = read_rows(s.scales, shared ? groups * dtype_bits(s.scale_dtype) / 8 : v.scale_row_bytes(), s, s.rows_per_scale);
+    if (shared) scales = as_f32(scales, s.scale_dtype);
+  }
+  if (s.format.has_biases())
+    biases = s.bias_per_scale != 0.0f ? times(scales, s.format.scale_dtype, s.bias_per_scale) : read_rows(s.biases, v.scale_row_bytes(), s, 1);
+  v.data = upload(data);
+  if (!scales.empty()) v.scales = upload(scales);
+  if (!biases.empty()) v.biases = upload(biases);
+  return v;
+}
+
+quant::MatrixView TrunkStore::load(const MatrixSource& s) {
+  if (s.rows == 0) return {};
+  if (s.rows_per_scale > 1 || s.bias_per_scale != 0.0f) return load_changed(s);
+  quant::MatrixView v;
+  v.format = s.format;
+  v.rows = s.rows;
+  v.cols = s.cols;
+  v.data = load_rows(s.data, v.row_bytes(), s.rows, s.runs);
+  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s.rows, s.runs);
+  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s.rows, s.runs);
   if (s.format.kind == quant::FormatKind::Mxfp4) {
-    std::vector<std::byte> host(s.scales.bytes);
+    std::vector<std::byte> host(static_cast<std::uint64_t>(s.rows) * v.scale_row_bytes());
     copier_.to_host(host.data(), v.scales, host.size());
     quant::MatrixView checked = v;
     checked.scales = host.data();

@@ -27,7 +27,11 @@ struct MatrixSource {
   std::int64_t rows = 0, cols = 0;
   format::Extent data, scales, biases;
   std::vector<RowRun> runs;  // empty: all rows as they are; else they add up to `rows`
+  std::int64_t rows_per_scale = 1;    // rows that share one stored row of scales; in memory each has its own
+  DType scale_dtype = DType::F32;     // stored, where rows_per_scale > 1
+  float bias_per_scale = 0.0f;        // not 0: biases are not stored but this multiple of the scales
 
+  // As loaded.
   std::uint64_t bytes() const noexcept { return format.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)); }
 };
 
@@ -57,8 +61,12 @@ class TrunkStore {
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
-  // `runs` in units of row_bytes; empty: everything.
-  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const std::vector<MatrixSource::RowRun>& runs);
+  // `runs` in units of row_bytes; empty: everything. Streams through the staging buffer.
+  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs);
+  // Matrices that memory holds otherwise than the file: as a whole through host memory.
+  quant::MatrixView load_changed(const MatrixSource& source);
+  std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
+  const std::byte* upload(std::span<const std::byte> bytes);
   Buffer& add(std::uint64_t bytes);
 
   const format::ModelFolder& folder_;

@@ -68,7 +68,7 @@ Bounds bound_of(Backend&, const Attention& op, const Result& r) {
                  tiles = static_cast<double>(group / Attention::kTile);
       const double adding = roundings(static_cast<double>(std::min(keys, group)) + groups) +
                             roundings(dot16_roundings(Attention::kTile) + tiles + groups + 3.0);
-      for (std::int64_t i = 0; i < op.q.dim(2); ++i) {
+      for (std::int64_t i = 0; i < op.v.dim(2); ++i) {
         const double y = std::fabs(r.values[0][bounds.size()]);
         double bound = kTiny + adding * y;
         for (std::int64_t j = first; j <= last; ++j) {
@@ -85,6 +85,8 @@ Bounds bound_of(Backend&, const Attention& op, const Result& r) {
 struct Shape {
   std::int64_t t, heads, kv_heads, width, pos0, window = 0;
   bool f16 = false, sinks = false;
+  std::int64_t v_width = 0;  // 0: as the keys
+  bool latent = false;       // values are the front of the keys
 };
 
 void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
@@ -98,10 +100,15 @@ void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
                            : m.random({s.t, s.heads, s.width});
   const std::int64_t capacity = s.pos0 + s.t + 3;  // rows behind the last position must not matter
   c.op.k = s.f16 ? m.random_f16({capacity, s.kv_heads, s.width}) : m.random({capacity, s.kv_heads, s.width});
-  c.op.v = s.f16 ? m.random_f16({capacity, s.kv_heads, s.width})
-                 : m.random_gaps({capacity, s.kv_heads, s.width}, 1);
+  const std::int64_t v_width = s.v_width == 0 ? s.width : s.v_width;
+  if (s.latent) {
+    c.op.v = c.op.k;
+    c.op.v.dims[2] = v_width;
+  } else {
+    c.op.v = s.f16 ? m.random_f16({capacity, s.kv_heads, v_width}) : m.random_gaps({capacity, s.kv_heads, v_width}, 1);
+  }
   if (s.sinks) c.op.sinks = m.random({s.heads}, 3.0);
-  c.op.y = m.output({s.t, s.heads, s.width}, seed % 2 == 0 ? 3 : 0);
+  c.op.y = m.output({s.t, s.heads, v_width}, seed % 2 == 0 ? 3 : 0);
   c.op.pos0 = s.pos0;
   c.op.window = s.window;
   // Some scores far apart: the running maximum moves and old weights underflow.
@@ -133,6 +140,17 @@ void attention_cases(const Visitor& visit) {
   attention_case(visit, seed++, {0, 4, 2, 33, 10, 0, false, false});
   attention_case(visit, seed++, {130, 2, 2, 8, 0, 0, false, false});
   attention_case(visit, seed++, {130, 2, 2, 8, 1000, 70, true, true});
+  // Values of another width, and a latent cache whose values are part of its keys.
+  for (const bool f16 : {false, true}) {
+    attention_case(visit, seed++, {3, 4, 2, 17, 70, 0, f16, false, 33});
+    attention_case(visit, seed++, {3, 4, 2, 33, 1100, 0, f16, true, 5});
+    attention_case(visit, seed++, {7, 8, 1, 80, 1020, 0, f16, false, 64, true});
+    attention_case(visit, seed++, {1, 4, 1, 19, 2100, 0, f16, false, 13, true});
+  }
+  // Far beyond every border: 33,000 keys.
+  attention_case(visit, seed++, {1, 2, 1, 12, 32999, 0, true, true});
+  attention_case(visit, seed++, {2, 2, 1, 20, 32999, 0, false, false, 16, true});
+  attention_case(visit, seed++, {1, 2, 2, 8, 32999, 4096, false, true});
 }
 
 }  // namespace moeflux::backend::cases

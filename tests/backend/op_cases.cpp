@@ -187,7 +187,7 @@ std::vector<double> relative(const Result& result, std::size_t index, double fac
 
 std::vector<quant::Format> all_formats() {
   std::vector<quant::Format> formats{quant::Format::f32(), quant::Format::f16(), quant::Format::bf16(),
-                                     quant::Format::mxfp4()};
+                                     quant::Format::mxfp4(), quant::Format::fp8()};
   for (const int bits : {2, 3, 4, 5, 6, 8})
     for (const int group : {32, 64, 128})
       for (const DType dtype : {DType::BF16, DType::F16, DType::F32})
@@ -201,9 +201,11 @@ std::vector<Generator> all_generators() {
           {"RmsNorm", rms_norm_cases},
           {"AddRmsNorm", add_rms_norm_cases},
           {"MatMul", matmul_cases},
+          {"HeadMatMul", head_matmul_cases},
           {"Rope", rope_cases},
           {"CacheWrite", cache_write_cases},
           {"Attention", attention_cases},
+          {"Clamp", clamp_cases},
           {"SigmoidGate", sigmoid_gate_cases},
           {"Glu", glu_cases},
           {"Route", route_cases},
@@ -258,6 +260,16 @@ Attention slice_tokens(Attention op, std::int64_t begin, std::int64_t n) {
   op.pos0 += begin;
   return op;
 }
+HeadMatMul slice_tokens(HeadMatMul op, std::int64_t begin, std::int64_t n) {
+  cut(begin, n, {&op.x, &op.y});
+  return op;
+}
+
+Clamp slice_tokens(Clamp op, std::int64_t begin, std::int64_t n) {
+  cut(begin, n, {&op.x, &op.y});
+  return op;
+}
+
 SigmoidGate slice_tokens(SigmoidGate op, std::int64_t begin, std::int64_t n) {
   cut(begin, n, {&op.x, &op.gate, &op.y});
   return op;

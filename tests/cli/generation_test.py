@@ -10,7 +10,7 @@ import time
 from support import BINARY, DEMO, FIXTURES, CliTest, default_signals, ints, main, moeflux, read_golden, start
 
 PROMPT = "HAMLET To be, or not to be"
-MODE = re.compile(r"^moeflux: demo \(\S+, 8 layers\) \| cpu \S+, \d+ threads? \| fast \| kv f32 \| ctx 4096 \| seed (\d+)$", re.M)
+MODE = re.compile(r"^moeflux: demo \(\S+, 8 layers\) \| cpu \S+, \d+ threads? \| fast \| kv f32 \| ctx 4096 \| all 256 experts in memory \| seed (\d+)$", re.M)
 CLOSING = re.compile(
     r"^moeflux: prefill (\d+) tokens, [\d.-]+ tok/s \| decode (\d+) tokens, [\d.-]+ tok/s \| hit rate [\d.]+ % \| "
     r"[\d.]+ \w?B read per token \| logits ([0-9a-f]{16}) \| (\w+)$", re.M)
@@ -97,7 +97,7 @@ class Output(CliTest):
     def test_mode_line_says_what_was_asked_for(self):
         result = self.expect_ok("run", f"{DEMO}/", PROMPT, "-n", "1", "--precision", "exact", "--kv", "f16", "-c", "64",
                                 "-t", "1")
-        self.assertRegex(result.err, r"moeflux: demo \(.*, 1 thread.* \| exact \| kv f16 \| ctx 64 \| seed \d+")
+        self.assertRegex(result.err, r"moeflux: demo \(.*, 1 thread.* \| exact \| kv f16 \| ctx 64 \| all 256 experts in memory \| seed \d+")
 
     def test_a_seed_gives_the_same_text_twice(self):
         def text(*seed):

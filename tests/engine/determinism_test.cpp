@@ -1,6 +1,7 @@
 // Same bytes of logits, whatever the threads, the chunks, prefill or decode, the instruction set, the neighbours.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "backend/cpu/cpu_backend.h"
@@ -83,9 +84,20 @@ TEST_P(Determinism, NeighboursDoNotDisturb) {
   for (const auto& g : got) EXPECT_EQ(g, want);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Determinism,
-                         testing::Values(Case{"qwen3_5_moe-bf16", Precision::Exact}, Case{"qwen3_5_moe-mlx4", Precision::Exact},
-                                         Case{"qwen3_5_moe-mlx4", Precision::Fast}, Case{"demo", Precision::Exact}, Case{"demo", Precision::Fast}),
+// Every fixture in exact precision, and in fast precision where that differs.
+std::vector<Case> cases() {
+  std::vector<Case> out{{"demo", Precision::Exact}, {"demo", Precision::Fast}};
+  for (const auto& entry : std::filesystem::directory_iterator(fixtures())) {
+    const std::string name = entry.path().filename().string();
+    if (!std::filesystem::exists(entry.path() / "config.json")) continue;
+    out.push_back({name, Precision::Exact});
+    if (!name.ends_with("-bf16")) out.push_back({name, Precision::Fast});
+  }
+  std::sort(out.begin(), out.end(), [](const Case& a, const Case& b) { return std::pair(a.model, a.precision) < std::pair(b.model, b.precision); });
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Determinism, testing::ValuesIn(cases()),
                          [](const auto& test) {
                            std::string name = test.param.model + (test.param.precision == Precision::Fast ? "_fast" : "_exact");
                            std::replace(name.begin(), name.end(), '-', '_');

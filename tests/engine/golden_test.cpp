@@ -39,19 +39,24 @@ TEST(Registry, EveryFamilyHasAGolden) {
 class Golden : public testing::TestWithParam<std::string> {
  protected:
   fs::path folder() const { return fixtures() / GetParam(); }
+  static std::int64_t context(const TensorFile& g) { return static_cast<std::int64_t>(g.ints("tokens").size() + g.ints("greedy").size()) + 8; }
   TensorFile golden() const { return TensorFile::load(folder() / "golden.safetensors"); }
 };
+
+// Fixtures with a long prompt keep the values of its last positions only.
+std::span<const float> last(const std::vector<float>& all, std::size_t n) { return std::span(all).last(std::min(n, all.size())); }
 
 TEST_P(Golden, ExactLogitsAndHiddenStates) {
   const TensorFile g = golden();
   const auto tokens = to_tokens(g.ints("tokens"));
   for (const bool decode : {false, true}) {
     const RunResult r = run(folder(), tokens, {.decode = decode, .hidden = true});
-    EXPECT_LE(max_abs_difference(r.logits, g.floats("logits")), 2e-3) << "decode " << decode;
+    EXPECT_LE(max_abs_difference(last(r.logits, g.floats("logits").size()), g.floats("logits")), 2e-3) << "decode " << decode;
     std::int64_t n_hidden = 0;
     for (; g.tensors.contains("hidden." + std::to_string(n_hidden)); ++n_hidden) {
+      const std::string name = "hidden." + std::to_string(n_hidden);
       ASSERT_TRUE(r.hidden.contains(n_hidden)) << n_hidden;
-      EXPECT_LE(relative_difference(r.hidden.at(n_hidden), g.floats("hidden." + std::to_string(n_hidden))), 1e-3) << "hidden." << n_hidden;
+      EXPECT_LE(relative_difference(last(r.hidden.at(n_hidden), g.floats(name).size()), g.floats(name)), 1e-3) << name;
     }
     EXPECT_EQ(static_cast<std::int64_t>(r.hidden.size()), n_hidden);
     EXPECT_GE(n_hidden, 2);
@@ -61,7 +66,7 @@ TEST_P(Golden, ExactLogitsAndHiddenStates) {
 TEST_P(Golden, GreedyContinuation) {
   const TensorFile g = golden();
   const auto engine = open_engine(folder(), {});
-  const auto session = engine->create_session({.ctx_size = 128});
+  const auto session = engine->create_session({.ctx_size = context(g)});
   const auto want = g.ints("greedy");
   const auto margins = g.floats("greedy_margin");
   session->prefill(to_tokens(g.ints("tokens")));
@@ -83,7 +88,7 @@ TEST_P(Golden, GenerateIsGreedyAtTemperatureZero) {
   const auto close = std::find_if(margins.begin(), margins.end(), [](float m) { return m < 4e-3f; });
   const auto n_sure = static_cast<std::size_t>(close - margins.begin());
   const auto engine = open_engine(folder(), {});
-  const auto session = engine->create_session({.ctx_size = 128});
+  const auto session = engine->create_session({.ctx_size = context(g)});
   std::vector<std::int32_t> got;
   GenerateOptions o;
   o.max_tokens = static_cast<std::int64_t>(g.ints("greedy").size());

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "core/json.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

@@ -1,10 +1,12 @@
 #include "format/model_folder.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <set>
 
+#include "core/json.h"
 #include "format/model_config.h"
 #include "format/raw_safetensors.h"
 #include "support/expect_error.h"

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "format/model_config.h"
+#include "core/json.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -71,13 +72,32 @@ TEST(QuantConfig, WhichObjectCounts) {
 }
 
 TEST(QuantConfig, OtherMethodsKeepTheirName) {
-  for (const char* method : {"fp8", "compressed-tensors", "mxfp4"}) {
+  for (const char* method : {"fp8", "gptq", "mxfp4"}) {
     const QuantConfig q = quant(std::string(R"({"quantization_config":{"quant_method":")") + method +
                                 R"(","weight_block_size":[128,128],"bits":"whatever"}})");
     EXPECT_TRUE(q.present());
     EXPECT_EQ(q.quant_method(), method);
     EXPECT_EQ(q.lookup("x"), std::nullopt);
   }
+}
+
+TEST(QuantConfig, VendorMethodsAreCheckedWhereTensorsShowNothing) {
+  const auto fp8 = [](const std::string& rest) { return quant(R"({"quantization_config":{"quant_method":"fp8")" + rest + "}}"); };
+  EXPECT_EQ(fp8(R"(,"weight_block_size":[128,128],"fmt":"e4m3")").quant_method(), "fp8");
+  expect_error([&] { fp8(""); }, ErrorCode::Unsupported, {"weight_block_size"});
+  expect_error([&] { fp8(R"(,"weight_block_size":[128,64])"); }, ErrorCode::Unsupported, {"weight_block_size"});
+  expect_error([&] { fp8(R"(,"weight_block_size":[128,128],"fmt":"e5m2")"); }, ErrorCode::Unsupported, {"fmt", "e5m2"});
+
+  const auto packed = [](const std::string& weights, const std::string& format = "pack-quantized") {
+    return quant(R"({"quantization_config":{"quant_method":"compressed-tensors","format":")" + format + R"(","config_groups":{"g":{"weights":)" +
+                 weights + "}}}}");
+  };
+  EXPECT_EQ(packed(R"({"num_bits":4,"group_size":32,"symmetric":true,"type":"int"})").quant_method(), "compressed-tensors");
+  expect_error([&] { packed(R"({"num_bits":4,"group_size":32})", "dense"); }, ErrorCode::Unsupported, {"format", "dense"});
+  expect_error([&] { packed(R"({"num_bits":8,"group_size":32})"); }, ErrorCode::Unsupported, {"num_bits"});
+  expect_error([&] { packed(R"({"num_bits":4,"group_size":128})"); }, ErrorCode::Unsupported, {"group_size"});
+  expect_error([&] { packed(R"({"num_bits":4,"group_size":32,"symmetric":false})"); }, ErrorCode::Unsupported, {"symmetric"});
+  expect_error([&] { packed("[]"); }, ErrorCode::InvalidModel, {"weights", "object"});
 }
 
 TEST(QuantConfig, BadValuesNameTheirPlace) {

@@ -37,13 +37,18 @@ TEST(Planner, DemoModelByHand) {
 }
 
 TEST(Planner, TrunkBytesAreWhatTheModelLoads) {
-  for (const char* name : {"qwen3_5_moe-bf16", "qwen3_5_moe-mlx4"}) {
-    const Loaded m = load(test::fixtures() / name);
+  for (const auto& entry : std::filesystem::directory_iterator(test::fixtures())) {
+    if (!std::filesystem::exists(entry.path() / "config.json")) continue;
+    const std::string name = entry.path().filename().string();
+    const Loaded m = load(entry.path());
     const auto backend = backend::make_cpu_backend({.n_threads = 1, .isa = ""});
     const Model model(m.parsed.spec, m.binding, m.folder, *backend, {});
     std::uint64_t ropes = 0;  // computed, not stored
     for (const LayerSpec& l : m.parsed.spec.layers)
-      if (const auto* gqa = std::get_if<GqaSpec>(&l.mixer)) ropes += gqa->rope.inv_freq.size() * 4;
+      if (const auto* gqa = std::get_if<GqaSpec>(&l.mixer))
+        ropes += gqa->rope.inv_freq.size() * 4;
+      else if (const auto* mla = std::get_if<MlaSpec>(&l.mixer))
+        ropes += mla->rope.inv_freq.size() * 4;
     EXPECT_EQ(model.trunk_bytes(), m.binding.trunk_bytes() + ropes) << name;
   }
 }

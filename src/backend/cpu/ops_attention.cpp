@@ -32,6 +32,7 @@ AttentionGroup group_args(const Attention& op, std::int64_t t, std::int64_t h, s
   a.v_stride = op.v.stride(0);
   a.f16 = op.k.dtype == DType::F16;
   a.head_dim = op.q.dim(2);
+  a.v_dim = op.v.dim(2);
   a.j_begin = std::max(keys.begin, group * kGroupKeys);
   a.j_end = std::min(keys.end, (group + 1) * kGroupKeys);
   a.scale = op.scale;
@@ -49,7 +50,7 @@ const float* sink_of(const Attention& op, std::int64_t h) noexcept { return op.s
 
 void CpuBackend::execute(Stream& stream, const Attention& op) {
   auto& s = static_cast<CpuStream&>(stream);
-  const std::int64_t n_tokens = op.q.dim(0), n_heads = op.q.dim(1), hd = op.q.dim(2);
+  const std::int64_t n_tokens = op.q.dim(0), n_heads = op.q.dim(1), hd = op.v.dim(2);
   const std::int64_t queries = n_tokens * n_heads;
   const std::size_t state_floats = static_cast<std::size_t>(hd);
   for (Scratch& w : s.workers) w.get((static_cast<std::size_t>(Attention::kTile) + 2 * state_floats) * 4);

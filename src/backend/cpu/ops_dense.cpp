@@ -65,6 +65,18 @@ void CpuBackend::execute(Stream&, const L2Norm& op) {
   });
 }
 
+void CpuBackend::execute(Stream&, const Clamp& op) {
+  const std::int64_t d = op.x.dim(1);
+  for_rows(pool_, op.x.dim(0), d, [&](std::int64_t t) noexcept {
+    const float* x = op.x.row(t);
+    float* y = op.y.row(t);
+    for (std::int64_t i = 0; i < d; ++i) {
+      const float low = x[i] < -op.limit ? -op.limit : x[i];
+      y[i] = low > op.limit ? op.limit : low;
+    }
+  });
+}
+
 void CpuBackend::execute(Stream&, const SigmoidGate& op) {
   const std::int64_t d = op.x.dim(2);
   for_rows(pool_, n_rows(op.x), d, [&](std::int64_t i) noexcept {

@@ -60,7 +60,7 @@ void ReferenceBackend::execute(Stream&, const Attention& op) {
       }
       double sum = op.sinks.empty() ? 0.0 : std::exp(static_cast<double>(at(op.sinks, h)) - top);
       for (double& s : p) sum += s = std::exp(s - top);
-      for (std::int64_t i = 0; i < head_dim; ++i) {
+      for (std::int64_t i = 0; i < op.v.dim(2); ++i) {
         double y = 0.0;
         for (std::int64_t j = first; j <= last; ++j)
           y += p[static_cast<std::size_t>(j - first)] * cached(op.v, j, kv, i);

@@ -64,7 +64,7 @@ double inverse_rms(const float* x, std::int64_t n, float eps) {
 
 std::vector<float> matvec(const quant::MatrixView& w, const TensorView& bias, std::span<const float> x,
                           Precision precision) {
-  const bool fast = precision == Precision::Fast && w.format.quantized();
+  const bool fast = precision == Precision::Fast && w.format.integer_codes();
   std::vector<QuantizedGroup> groups;
   for (std::size_t at = 0; fast && at < x.size(); at += w.format.group)
     groups.push_back(quantize(x.subspan(at, w.format.group)));
@@ -144,6 +144,31 @@ void ReferenceBackend::execute(Stream&, const MatMul& op) {
       std::copy(y.begin(), y.end(), part.y.row(t));
     }
   }
+}
+
+void ReferenceBackend::execute(Stream&, const HeadMatMul& op) {
+  const std::int64_t n_in = op.n_inputs(), n_out = op.n_outputs();
+  std::vector<std::vector<float>> rows(static_cast<std::size_t>(op.w.rows), std::vector<float>(static_cast<std::size_t>(op.w.cols)));
+  for (std::size_t r = 0; r < rows.size(); ++r) quant::decode_row(op.w, static_cast<std::int64_t>(r), rows[r]);
+  const auto weight = [&](std::int64_t h, std::int64_t n, std::int64_t k) {
+    const std::int64_t row = op.inputs_first ? h * n_in + k : h * n_out + n;
+    return static_cast<double>(rows[static_cast<std::size_t>(row)][static_cast<std::size_t>(op.inputs_first ? n : k)]);
+  };
+  for (std::int64_t t = 0; t < op.x.dim(0); ++t)
+    for (std::int64_t h = 0; h < op.x.dim(1); ++h) {
+      for (std::int64_t n = 0; n < n_out; ++n) {
+        double sum = 0.0;
+        for (std::int64_t k = 0; k < n_in; ++k) sum += static_cast<double>(at(op.x, t, h, k)) * weight(h, n, k);
+        at(op.y, t, h, n) = static_cast<float>(sum);
+      }
+      for (std::int64_t i = 0; i < op.n_passed(); ++i) at(op.y, t, h, n_out + i) = at(op.x, t, h, n_in + i);
+    }
+}
+
+void ReferenceBackend::execute(Stream&, const Clamp& op) {
+  for (std::int64_t t = 0; t < op.x.dim(0); ++t)
+    for (std::int64_t i = 0; i < op.x.dim(1); ++i)
+      at(op.y, t, i) = std::min(std::max(at(op.x, t, i), -op.limit), op.limit);
 }
 
 void ReferenceBackend::execute(Stream&, const SigmoidGate& op) {

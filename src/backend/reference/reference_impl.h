@@ -27,9 +27,11 @@ class ReferenceBackend final : public Backend {
   void execute(Stream& stream, const Add& op) override;
   void execute(Stream& stream, const RmsNorm& op) override;
   void execute(Stream& stream, const MatMul& op) override;
+  void execute(Stream& stream, const HeadMatMul& op) override;
   void execute(Stream& stream, const Rope& op) override;
   void execute(Stream& stream, const CacheWrite& op) override;
   void execute(Stream& stream, const Attention& op) override;
+  void execute(Stream& stream, const Clamp& op) override;
   void execute(Stream& stream, const SigmoidGate& op) override;
   void execute(Stream& stream, const Glu& op) override;
   void execute(Stream& stream, const Route& op) override;

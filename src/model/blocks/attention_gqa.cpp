@@ -1,4 +1,4 @@
-// Grouped-query attention with optional q/k norm, partial rotation and output gate.
+// Grouped-query attention with optional q/k norm, biases, clipping, partial rotation, window, sinks and output gate.
 #include "model/blocks/blocks.h"
 
 namespace moeflux::model {
@@ -24,16 +24,21 @@ TensorView attention_gqa(Context& c, const GqaSpec& spec, const GqaWeights& w, c
                          const TensorView& x, std::int64_t pos0, float norm_eps) {
   const std::int64_t n = x.dim(0), hd = spec.head_dim;
   const GqaScratch s(c.arena, spec, n, x.dim(1));
-  const backend::MatMulPart parts[] = {{w.q, {}, s.q}, {w.k, {}, s.k}, {w.v, {}, s.v}};
+  const backend::MatMulPart parts[] = {{w.q, w.q_bias, s.q}, {w.k, w.k_bias, s.k}, {w.v, w.v_bias, s.v}};
   c.run(backend::MatMul{x, parts, c.precision});
 
   const std::int64_t per_head = spec.output_gate ? 2 * hd : hd;
   const TensorView q = head_part(s.q, spec.n_heads, hd, per_head, 0);
   const TensorView k = head_part(s.k, spec.n_kv_heads, hd, hd, 0);
-  if (spec.qk_norm) {
+  if (spec.qk_norm == QkNorm::PerHead) {
     c.run(backend::RmsNorm{q, w.q_norm, q, norm_eps});
     c.run(backend::RmsNorm{k, w.k_norm, k, norm_eps});
+  } else if (spec.qk_norm == QkNorm::Whole) {
+    c.run(backend::RmsNorm{s.q, w.q_norm, s.q, norm_eps});
+    c.run(backend::RmsNorm{s.k, w.k_norm, s.k, norm_eps});
   }
+  if (spec.clip > 0.0f)
+    for (const TensorView& part : {s.q, s.k, s.v}) c.run(backend::Clamp{part, part, spec.clip});
   if (!rope.inv_freq.empty()) {
     c.run(backend::Rope{q, rope.inv_freq, pos0, rope.style, rope.magnitude});
     c.run(backend::Rope{k, rope.inv_freq, pos0, rope.style, rope.magnitude});
@@ -41,9 +46,10 @@ TensorView attention_gqa(Context& c, const GqaSpec& spec, const GqaWeights& w, c
   const auto flat = [&](const TensorView& cache) { return make_view(cache.data, cache.dtype, {cache.dim(0), spec.kv_dim()}); };
   c.run(backend::CacheWrite{s.k, flat(state.k), pos0});
   c.run(backend::CacheWrite{s.v, flat(state.v), pos0});
-  c.run(backend::Attention{q, state.k, state.v, {}, s.heads, pos0, spec.window, spec.scale});
+  c.run(backend::Attention{q, state.k, state.v, w.sinks, s.heads, pos0, spec.window, spec.scale});
   if (spec.output_gate) c.run(backend::SigmoidGate{s.heads, head_part(s.q, spec.n_heads, hd, per_head, hd), s.heads});
-  c.matmul(view_f32(s.heads.f32(), {n, spec.n_heads * hd}), w.o, s.y, c.precision);
+  const backend::MatMulPart out{w.o, w.o_bias, s.y};
+  c.run(backend::MatMul{view_f32(s.heads.f32(), {n, spec.n_heads * hd}), {&out, 1}, c.precision});
   return s.y;
 }
 

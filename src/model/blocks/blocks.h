@@ -24,6 +24,16 @@ struct GqaScratch {
   TensorView q, k, v, heads, y;
   GqaScratch(Arena& arena, const GqaSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
 };
+struct MlaScratch {
+  TensorView q_latent;  // [T, q_rank] or empty
+  TensorView q;         // [T, H, nope + rope]
+  TensorView kv;        // [T, kv_rank + rope]
+  TensorView absorbed;  // [T, H, kv_rank + rope]: queries against the cache
+  TensorView latent;    // [T, H, kv_rank]: what attention gives
+  TensorView heads;     // [T, H, v_dim]
+  TensorView y;
+  MlaScratch(Arena& arena, const MlaSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
+};
 struct GatedDeltaScratch {
   TensorView qkv, conv, z, b, a, decay, beta, heads, y;
   GatedDeltaScratch(Arena& arena, const GatedDeltaSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
@@ -40,6 +50,8 @@ struct MoeTensorScratch {
 // Mixers give what is added to the residual stream: [T, D].
 TensorView attention_gqa(Context& c, const GqaSpec& spec, const GqaWeights& w, const RopeWeights& rope, const LayerState& state,
                          const TensorView& x, std::int64_t pos0, float norm_eps);
+TensorView attention_mla(Context& c, const MlaSpec& spec, const MlaWeights& w, const RopeWeights& rope, const LayerState& state,
+                         const TensorView& x, std::int64_t pos0);
 TensorView delta_net(Context& c, const GatedDeltaSpec& spec, const GatedDeltaWeights& w, const LayerState& state, const TensorView& x,
                      float norm_eps);
 

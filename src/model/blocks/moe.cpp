@@ -36,11 +36,12 @@ void group_by_expert(MoeScratch& m, std::int64_t n_tokens, std::int64_t top_k, s
 ExpertWork work_of(const MoeScratch& m, ExpertIdx e, const store::ExpertView& view) {
   const auto i = static_cast<std::size_t>(raw(e));
   const auto first = static_cast<std::size_t>(m.begin[i]), n = static_cast<std::size_t>(m.begin[i + 1]) - first;
-  return {FfnMatrices{view.gate, view.up, view.down, {}, {}, {}}, std::span(m.rows).subspan(first, n), std::span(m.order).subspan(first, n)};
+  return {FfnMatrices{view.gate, view.up, view.down, view.gate_bias, view.up_bias, view.down_bias}, std::span(m.rows).subspan(first, n), std::span(m.order).subspan(first, n)};
 }
 
 // Computes one lease: whatever is ready goes out as one op; when nothing is, waits for one.
-void run_lease(Context& c, store::ExpertLease& lease, std::span<const ExpertIdx> experts, const TensorView& x, const TensorView& rows) {
+void run_lease(Context& c, const MoeSpec& spec, store::ExpertLease& lease, std::span<const ExpertIdx> experts, const TensorView& x,
+               const TensorView& rows) {
   MoeScratch& m = c.moe;
   m.pending.resize(experts.size());
   std::iota(m.pending.begin(), m.pending.end(), std::size_t{0});
@@ -62,7 +63,52 @@ void run_lease(Context& c, store::ExpertLease& lease, std::span<const ExpertIdx>
       c.counters.stall_ns += now_ns() - start;
       continue;
     }
-    c.run(backend::ExpertFfn{x, m.works, rows, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+    c.run(backend::ExpertFfn{x, m.works, rows, spec.glu, spec.glu_limit, spec.glu_alpha, c.precision});
+  }
+}
+
+void run_shared(Context& c, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+  if (spec.shared_dim > 0) {
+    const auto rows = all_rows(c.moe, x.dim(0));
+    const ExpertWork work{FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows, rows};
+    c.run(backend::ExpertFfn{x, {&work, 1}, s.shared, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+  }
+  if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
+}
+
+// Tells the store what this visit of the layer wants.
+void report_visit(Context& c, LayerIdx layer, std::int64_t n_tokens) {
+  MoeScratch& m = c.moe;
+  m.counts.clear();
+  if (n_tokens > 1)
+    for (ExpertIdx e : m.wanted) {
+      const auto i = static_cast<std::size_t>(raw(e));
+      m.counts.push_back(static_cast<std::uint32_t>(m.begin[i + 1] - m.begin[i]));
+    }
+  c.experts.visit(layer, m.wanted, m.counts, static_cast<std::uint32_t>(n_tokens));
+}
+
+// The experts of a layer in ascending order, which is file order, a batch at a time: while one is computed the next is being
+// read. The first goes out before the shared expert is computed, so that its misses fly meanwhile.
+void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+  report_visit(c, layer, x.dim(0));
+  const std::span<const ExpertIdx> all(c.moe.wanted);
+  const std::size_t batch = x.dim(0) == 1 ? c.experts.max_lease() : c.experts.scan_batch();
+  const auto part = [&](std::size_t at) { return all.subspan(at, std::min(batch, all.size() - at)); };
+
+  store::ExpertLease lease = c.experts.acquire(layer, part(0));
+  run_shared(c, spec, w, x, s);
+  for (std::size_t at = 0; at < all.size();) {
+    const std::span<const ExpertIdx> now = part(at);
+    const std::size_t after = at + now.size();
+    store::ExpertLease next;
+    if (after < all.size()) next = c.experts.try_acquire(layer, part(after));
+    run_lease(c, spec, lease, now, x, s.rows);
+    c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
+    lease = store::ExpertLease{};
+    if (after < all.size() && !next) next = c.experts.acquire(layer, part(after));
+    lease = std::move(next);
+    at = after;
   }
 }
 
@@ -86,33 +132,17 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   const std::int64_t n = x.dim(0), d = x.dim(1);
   const MoeTensorScratch s(c.arena, spec, n, d);
   // Routers see f32 activations in both precisions.
-  c.matmul(x, w.router, s.logits, Precision::Exact);
+  const backend::MatMulPart router{w.router, w.router_bias, s.logits};
+  c.run(backend::MatMul{x, {&router, 1}, Precision::Exact});
   const RouterSpec& r = spec.router;
-  c.run(backend::Route{s.logits, {}, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
+  c.run(backend::Route{s.logits, w.select_bias, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
 
   c.backend.synchronize(c.stream);
   c.moe.ids.resize(static_cast<std::size_t>(n * spec.top_k));
   c.backend.copier().to_host(reinterpret_cast<std::byte*>(c.moe.ids.data()), static_cast<const std::byte*>(s.ids.data), c.moe.ids.size() * 4);
   group_by_expert(c.moe, n, spec.top_k, spec.n_experts);
 
-  // The first lease goes out before the shared expert is computed, so that its misses fly meanwhile.
-  const std::size_t batch = c.experts.max_lease();
-  std::span<const ExpertIdx> todo(c.moe.wanted);
-  std::span<const ExpertIdx> now = todo.first(std::min(batch, todo.size()));
-  store::ExpertLease lease = c.experts.acquire(layer, now);
-  if (spec.shared_dim > 0) {
-    const auto rows = all_rows(c.moe, n);
-    const ExpertWork work{FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows, rows};
-    c.run(backend::ExpertFfn{x, {&work, 1}, s.shared, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
-  }
-  if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
-  while (!now.empty()) {
-    run_lease(c, lease, now, x, s.rows);
-    c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
-    todo = todo.subspan(now.size());
-    now = todo.first(std::min(batch, todo.size()));
-    lease = now.empty() ? store::ExpertLease{} : c.experts.acquire(layer, now);
-  }
+  run_experts(c, layer, spec, w, x, s);
   c.run(backend::Combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h});
 }
 

@@ -27,6 +27,7 @@ namespace moeflux::backend::cpu::avx2 {
 #include "backend/cpu/kernels/generic/math.inl"
 #include "backend/cpu/kernels/generic/elementwise.inl"
 #include "backend/cpu/kernels/generic/matmul.inl"
+#include "backend/cpu/kernels/generic/head_matmul.inl"
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"

@@ -21,6 +21,7 @@ namespace moeflux::backend::cpu::scalar {
 #include "backend/cpu/kernels/generic/math.inl"
 #include "backend/cpu/kernels/generic/elementwise.inl"
 #include "backend/cpu/kernels/generic/matmul.inl"
+#include "backend/cpu/kernels/generic/head_matmul.inl"
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"

@@ -11,11 +11,14 @@
 
 namespace moeflux::backend::cpu {
 
-// Activations in 8 bits: per row and group x8, d and the sum of x8.
+// Activations in 8 bits: per row and group x8, d and the sum of x8. The order of x8 inside a group is the table's
+// own. With tile > 1 tokens lie in tiles of that many (the last may have fewer), n tokens of a tile side by side:
+// x8 [cols / 4][n][4], d and sx [cols / group][n].
 struct QuantizedRows {
   const std::int8_t* x8 = nullptr;   // [T, cols]
   const float* d = nullptr;          // [T, cols / group]
   const std::int32_t* sx = nullptr;  // [T, cols / group]
+  std::int64_t tile = 1;
 };
 
 // y[t, r] = W[r] . x[t] (+ bias[r]) for rows [row_begin, row_end) and all tokens.
@@ -27,24 +30,27 @@ struct MatMulBlock {
   const float* bias = nullptr;  // may be null
   float* y = nullptr;
   std::int64_t y_stride = 0;
+  const std::int32_t* slots = nullptr;  // row of y for each token; null: token t has row t
   std::int64_t n_tokens = 0;
   std::byte* scratch = nullptr;  // matmul_scratch_bytes(cols), aligned to 64
 };
 using MatMulFn = void (*)(const MatMulBlock& block, std::int64_t row_begin, std::int64_t row_end) noexcept;
 
 constexpr std::size_t matmul_scratch_bytes(std::int64_t cols) noexcept {
-  // A decoded row (or its codes) and the scales and biases of its groups (at least 32 wide) as f32.
-  return static_cast<std::size_t>(cols) * 4 + static_cast<std::size_t>(cols / 32 + 16) * 8 + 256;
+  // The largest need: codes of 32 rows, or 8 decoded rows, and the scales and biases of their groups (at least 32
+  // wide) as f32.
+  return static_cast<std::size_t>(cols) * 32 + static_cast<std::size_t>(cols / 32 + 16) * 8 * 32 + 256;
 }
 
 // Formats with a kernel of their own; groups and scale types are run-time values inside.
-inline constexpr int kFormatSlots = 10;
+inline constexpr int kFormatSlots = 11;
 constexpr int format_slot(const quant::Format& f) noexcept {
   switch (f.kind) {
     case quant::FormatKind::F32: return 0;
     case quant::FormatKind::F16: return 1;
     case quant::FormatKind::BF16: return 2;
     case quant::FormatKind::Mxfp4: return 3;
+    case quant::FormatKind::Fp8: return 10;
     case quant::FormatKind::Affine: return f.bits == 8 ? 9 : f.bits + 2;  // 2..6 -> 4..8
   }
   return 0;
@@ -58,13 +64,14 @@ struct AttentionGroup {
   std::int64_t k_stride = 0;       // elements from one position to the next
   std::int64_t v_stride = 0;
   bool f16 = false;
-  std::int64_t head_dim = 0;
+  std::int64_t head_dim = 0;  // of query and key
+  std::int64_t v_dim = 0;     // of value and acc
   std::int64_t j_begin = 0, j_end = 0;
   float scale = 1.0f;
   float* scores = nullptr;  // Attention::kTile floats of scratch
 };
 
-// Running softmax state of one query: m, l and acc[head_dim].
+// Running softmax state of one query: m, l and acc[v_dim].
 struct SoftmaxState {
   float m;
   float l;
@@ -92,10 +99,28 @@ struct ConvBlock {
   std::int64_t u_stride = 0, y_stride = 0, n_channels = 0, n_taps = 0, n_tokens = 0;
 };
 
+// y[t, n] = sum of x[t, k] * w over k in ascending order, for one head and all tokens.
+struct HeadMatMulBlock {
+  quant::MatrixView w;        // [outputs, inputs], or [inputs, outputs] when inputs_first
+  bool inputs_first = false;
+  std::int64_t n_inputs = 0, n_outputs = 0;
+  const float* x = nullptr;
+  std::int64_t x_stride = 0;
+  float* y = nullptr;
+  std::int64_t y_stride = 0;
+  std::int64_t n_tokens = 0;
+  std::byte* scratch = nullptr;  // head_matmul_scratch_bytes, aligned to 64
+};
+
+constexpr std::size_t head_matmul_scratch_bytes(std::int64_t n_inputs, std::int64_t n_outputs) noexcept {
+  const std::int64_t widest = n_inputs > n_outputs ? n_inputs : n_outputs;
+  return static_cast<std::size_t>(n_inputs * n_outputs + widest) * 4 + matmul_scratch_bytes(widest);
+}
+
 struct KernelTable {
   const char* name;
   MatMulFn exact[kFormatSlots];
-  MatMulFn fast[kFormatSlots];  // null for plain formats
+  MatMulFn fast[kFormatSlots];  // null for formats without integer codes
   void (*decode_row)(const quant::MatrixView& w, std::int64_t row, float* out, std::byte* scratch) noexcept;
   void (*quantize_row)(const float* x, std::int64_t cols, std::int64_t group, std::int8_t* x8, float* d,
                        std::int32_t* sx) noexcept;
@@ -117,11 +142,19 @@ struct KernelTable {
   void (*attention_finish)(const SoftmaxState& s, const float* sink, float* y, std::int64_t head_dim) noexcept;
   void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
+  void (*head_matmul)(const HeadMatMulBlock& b) noexcept;
+  // Tokens per tile for the fast kernels, and the rows of one tile brought side by side (QuantizedRows); null: the
+  // kernels of this table want plain rows.
+  std::int64_t (*token_tile)(std::int64_t n_tokens) noexcept;
+  void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
+                     std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
+                     std::int32_t* sx_out) noexcept;
 };
 
 // Null where this build or this CPU does not have the instruction set.
 const KernelTable* scalar_table() noexcept;
 const KernelTable* avx2_table() noexcept;
 const KernelTable* avx512_table() noexcept;
+const KernelTable* avx512vnni_table() noexcept;
 
 }  // namespace moeflux::backend::cpu

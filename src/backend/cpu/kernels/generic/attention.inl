@@ -44,8 +44,8 @@ MOEFLUX_MATH void attend_tile(const AttentionGroup& a, std::int64_t base, std::i
   s.l = math::fma(s.l, c, reduce_add(sum));
   s.m = top;
   const V16 cv = set1(c);
-  for (std::int64_t i = 0; i < a.head_dim; i += 16) {
-    const std::int64_t n = a.head_dim - i < 16 ? a.head_dim - i : 16;
+  for (std::int64_t i = 0; i < a.v_dim; i += 16) {
+    const std::int64_t n = a.v_dim - i < 16 ? a.v_dim - i : 16;
     V16 acc = mul(n == 16 ? load(s.acc + i) : load_n(s.acc + i, n), cv);
     for (std::int64_t j = j0; j < j1; ++j) {
       const std::byte* v = a.v + j * a.v_stride * size;
@@ -58,7 +58,7 @@ MOEFLUX_MATH void attend_tile(const AttentionGroup& a, std::int64_t base, std::i
 void attention_group(const AttentionGroup& a, SoftmaxState& out) noexcept {
   out.m = -__builtin_inff();
   out.l = 0.0f;
-  for (std::int64_t i = 0; i < a.head_dim; ++i) out.acc[i] = 0.0f;
+  for (std::int64_t i = 0; i < a.v_dim; ++i) out.acc[i] = 0.0f;
   for (std::int64_t j = a.j_begin; j < a.j_end;) {
     const std::int64_t base = j / Attention::kTile * Attention::kTile;
     const std::int64_t end = base + Attention::kTile < a.j_end ? base + Attention::kTile : a.j_end;

@@ -74,7 +74,18 @@ MOEFLUX_MATH void decode_mxfp4(const MatrixView& w, std::int64_t row, const RowS
   }
 }
 
-// Slots of kernel_table.h: 0 f32, 1 f16, 2 bf16, 3 mxfp4, 4..8 affine 2..6 bits, 9 affine 8 bits.
+MOEFLUX_MATH void decode_fp8(const MatrixView& w, std::int64_t row, float* out) noexcept {
+  const auto at = static_cast<std::uint64_t>(row);
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(w.data) + at * w.row_bytes();
+  const std::byte* scales = w.scales + at * w.scale_row_bytes();
+  for (std::int64_t first = 0; first < w.cols; first += 128) {
+    const float scale = quant::load_scalar<DType::F32>(scales, first / 128);
+    const std::int64_t end = first + 128 < w.cols ? first + 128 : w.cols;
+    for (std::int64_t i = first; i < end; ++i) out[i] = quant::e4m3_to_f32(codes[i]) * scale;
+  }
+}
+
+// Slots of kernel_table.h: 0 f32, 1 f16, 2 bf16, 3 mxfp4, 4..8 affine 2..6 bits, 9 affine 8 bits, 10 fp8.
 template <int Slot>
 inline constexpr int kBits = Slot == 9 ? 8 : Slot - 2;
 
@@ -84,6 +95,8 @@ MOEFLUX_MATH void decode_row_slot(const MatrixView& w, std::int64_t row, const R
     decode_plain<Slot>(w.data + static_cast<std::uint64_t>(row) * w.row_bytes(), w.cols, s.values);
   else if constexpr (Slot == 3)
     decode_mxfp4(w, row, s);
+  else if constexpr (Slot == 10)
+    decode_fp8(w, row, s.values);
   else
     decode_affine<kBits<Slot>>(w, row, s);
 }
@@ -109,6 +122,10 @@ MOEFLUX_MATH void dot16_x4(const float* x, std::int64_t stride, const float* w, 
   out[0] = reduce_add(a0), out[1] = reduce_add(a1), out[2] = reduce_add(a2), out[3] = reduce_add(a3);
 }
 
+MOEFLUX_MATH float* y_row(const MatMulBlock& b, std::int64_t t) noexcept {
+  return b.y + (b.slots != nullptr ? b.slots[t] : t) * b.y_stride;
+}
+
 template <int Slot>
 void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   const RowScratch s = split_scratch(b.scratch, b.w.cols);
@@ -119,11 +136,11 @@ void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
       float out[4];
       dot16_x4(b.x + t * b.x_stride, b.x_stride, s.values, b.w.cols, out);
       for (int k = 0; k < 4; ++k)
-        b.y[(t + k) * b.y_stride + r] = b.bias != nullptr ? out[k] + b.bias[r] : out[k];
+        y_row(b, t + k)[r] = b.bias != nullptr ? out[k] + b.bias[r] : out[k];
     }
     for (; t < b.n_tokens; ++t) {
       const float v = dot16(b.x + t * b.x_stride, s.values, b.w.cols);
-      b.y[t * b.y_stride + r] = b.bias != nullptr ? v + b.bias[r] : v;
+      y_row(b, t)[r] = b.bias != nullptr ? v + b.bias[r] : v;
     }
   }
 }
@@ -158,7 +175,7 @@ void matmul_fast(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
         acc = math::fma(static_cast<float>(idot), s.scales[g] * d[g], acc);
         if constexpr (Slot != 3) acc = math::fma(static_cast<float>(sx[g]), s.biases[g] * d[g], acc);
       }
-      b.y[t * b.y_stride + r] = b.bias != nullptr ? acc + b.bias[r] : acc;
+      y_row(b, t)[r] = b.bias != nullptr ? acc + b.bias[r] : acc;
     }
   }
 }
@@ -176,6 +193,7 @@ void decode_row(const MatrixView& w, std::int64_t row, float* out, std::byte* sc
     case 6: return decode_row_slot<6>(w, row, s);
     case 7: return decode_row_slot<7>(w, row, s);
     case 8: return decode_row_slot<8>(w, row, s);
+    case 10: return decode_row_slot<10>(w, row, s);
     default: return decode_row_slot<9>(w, row, s);
   }
 }

@@ -5,9 +5,9 @@ namespace {
 constexpr KernelTable kTable = {
     .name = MOEFLUX_ISA_NAME,
     .exact = {matmul_exact<0>, matmul_exact<1>, matmul_exact<2>, matmul_exact<3>, matmul_exact<4>, matmul_exact<5>,
-              matmul_exact<6>, matmul_exact<7>, matmul_exact<8>, matmul_exact<9>},
+              matmul_exact<6>, matmul_exact<7>, matmul_exact<8>, matmul_exact<9>, matmul_exact<10>},
     .fast = {nullptr, nullptr, nullptr, matmul_fast<3>, matmul_fast<4>, matmul_fast<5>, matmul_fast<6>, matmul_fast<7>,
-             matmul_fast<8>, matmul_fast<9>},
+             matmul_fast<8>, matmul_fast<9>, nullptr},
     .decode_row = decode_row,
     .quantize_row = quantize_row,
     .add = add_rows,
@@ -25,6 +25,9 @@ constexpr KernelTable kTable = {
     .attention_finish = attention_finish,
     .conv = conv_channels,
     .delta_columns = delta_columns,
+    .head_matmul = head_matmul,
+    .token_tile = nullptr,
+    .interleave = nullptr,
 };
 
 }  // namespace

@@ -1,0 +1,170 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cli/common.h"
+#include "cli/fail.h"
+#include "cli/interrupt.h"
+#include "cli/json_out.h"
+#include "cli/synth/model_writer.h"
+#include "cli/terminal.h"
+
+namespace moeflux::cli {
+namespace {
+
+struct SynthVerb {
+  std::string shape, out;
+  synth::SynthOptions options;
+  double shard_gib = 4;
+  bool list = false, json = false;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string duration_text(double seconds) {
+  const auto s = static_cast<long>(seconds + 0.5);
+  return s < 60 ? fmt::format("{} s", s) : fmt::format("{} min {:02} s", s / 60, s % 60);
+}
+
+// "[####......] 41 %, 8.0 of 19.6 GB, 1.9 GB/s, 6 s left".
+class Bar {
+ public:
+  explicit Bar(std::uint64_t total) : total_(static_cast<double>(total)) {}
+  void show(std::uint64_t done_bytes) {
+    if (!line_.due()) return;
+    const double done = static_cast<double>(done_bytes), share = done / total_;
+    const double rate = done / std::max(seconds_since(start_), 1e-3);
+    constexpr std::size_t kWidth = 30;
+    const std::size_t filled = std::min(kWidth, static_cast<std::size_t>(share * kWidth));
+    line_.show(fmt::format("[{}{}] {:3.0f} %, {} of {}, {}/s, {} left", std::string(filled, '#'),
+                           std::string(kWidth - filled, '.'), share * 100, bytes_text(done),
+                           bytes_text(total_), bytes_text(rate), duration_text((total_ - done) / rate)));
+  }
+  double seconds() const { return seconds_since(start_); }
+  void clear() noexcept { line_.clear(); }
+
+ private:
+  const double total_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  StatusLine line_{std::chrono::milliseconds(300)};
+};
+
+int list_shapes(const synth::Catalog& catalog, bool json) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  std::string text =
+      fmt::format("{:<24} {:>6} {:>7} {:>9}  {}\n", "shape", "layers", "experts", "size", "also");
+  for (const synth::Shape& shape : catalog.shapes()) {
+    const synth::Plan plan = synth::make_plan(catalog, shape, {});
+    text +=
+        fmt::format("{:<24} {:>6} {:>7} {:>9}  {}\n", shape.name, plan.n_layers, plan.n_experts,
+                    bytes_text(static_cast<double>(plan.tensor_bytes)), fmt::join(shape.short_names, ", "));
+    rows.push_back({{"name", shape.name},
+                    {"short", shape.short_names},
+                    {"n_layers", plan.n_layers},
+                    {"n_experts", plan.n_experts},
+                    {"tensor_bytes", plan.tensor_bytes}});
+  }
+  if (json) {
+    write_json({{"shapes", rows}});
+  } else {
+    write_out(text);
+  }
+  return kExitOk;
+}
+
+void check_space(const synth::NewFolder& folder, std::uint64_t needed, const SynthVerb& verb,
+                 std::size_t n_tensors) {
+  const std::uint64_t available = folder.free_bytes();
+  note(fmt::format("{}: {} tensors, needs {}, {} are free", verb.out, n_tensors,
+                   bytes_text(static_cast<double>(needed)), bytes_text(static_cast<double>(available))));
+  if (needed > available)
+    fail(ErrorCode::Io, "{}: not enough room: {} needed, {} free", verb.out, needed, available);
+}
+
+int write_synthetic(const synth::Catalog& catalog, const SynthVerb& verb) {
+  const synth::Shape& shape = catalog.find(verb.shape);
+  const synth::Plan plan = synth::make_plan(catalog, shape, verb.options);
+  const auto shards = synth::cut_shards(plan, static_cast<std::uint64_t>(verb.shard_gib * (1 << 30)));
+  const std::uint64_t bytes = synth::total_bytes(shards);
+
+  const InterruptFlag interrupt;
+  synth::NewFolder folder(verb.out);
+  check_space(folder, bytes, verb, plan.tensors.size());
+  Bar bar(bytes);
+  synth::write_model(folder, plan, shards, [&](std::uint64_t done) {
+    if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");
+    bar.show(done);
+  });
+  if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");
+  folder.commit();
+  bar.clear();
+
+  const double seconds = bar.seconds(), rate = static_cast<double>(plan.tensor_bytes) / seconds;
+  if (verb.json) {
+    write_json({{"out", verb.out},
+                {"shape", shape.name},
+                {"n_layers", plan.n_layers},
+                {"n_experts", plan.n_experts},
+                {"seed", verb.options.seed},
+                {"skew", verb.options.skew},
+                {"n_files", shards.size()},
+                {"n_tensors", plan.tensors.size()},
+                {"tensor_bytes", plan.tensor_bytes},
+                {"seconds", seconds},
+                {"bytes_per_second", rate}});
+  } else {
+    write_out(fmt::format("{}: {}, {} layers, {} experts, {} in {} {}, {:.1f} s, {}/s\n", verb.out,
+                          shape.name, plan.n_layers, plan.n_experts,
+                          bytes_text(static_cast<double>(plan.tensor_bytes)), shards.size(),
+                          shards.size() == 1 ? "file" : "files", seconds, bytes_text(rate)));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+int verb_synth(Arguments arguments) {
+  SynthVerb verb;
+  CLI::App app("Writes a model of random weights in the shape of a published one.", "moeflux synth");
+  app.add_option("--shape", verb.shape, "Name of the shape, see --list")->type_name("NAME");
+  app.add_option("-o,--out", verb.out, "The folder to make; must not exist")->type_name("DIR");
+  app.add_option("--layers", verb.options.n_layers, "Only the first N layers; 0: all")
+      ->check(at_least(0))
+      ->type_name("N");
+  app.add_option("--experts", verb.options.n_experts, "Only N experts per layer; 0: all")
+      ->check(at_least(0))
+      ->type_name("N");
+  app.add_option("--seed", verb.options.seed, "The same seed gives the same bytes")->capture_default_str();
+  app.add_option("--skew", verb.options.skew,
+                 "Popularity of experts: 0: uniform; at 2 neighbouring tokens share about 20 % of theirs")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  app.add_option("--shard-size", verb.shard_gib, "Largest file in GiB, unless one tensor is larger")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str()
+      ->type_name("GIB");
+  app.add_flag("--list", verb.list, "The shapes there are");
+  app.add_flag("--json", verb.json, "One JSON object");
+  app.footer(
+      "4-bit weights in the MLX layout, a tokenizer of single bytes. Such a model says nothing sensible, but "
+      "it takes\n"
+      "the memory, reads the bytes and costs the arithmetic of the real one.\n\n"
+      "Examples:\n"
+      "  moeflux synth --list\n"
+      "  moeflux synth --shape 35b-a3b --layers 4 --out small\n"
+      "  moeflux synth --shape 35b-a3b --skew 2 --seed 7 --out local\n");
+  if (!parse(app, std::move(arguments))) return kExitOk;
+  const synth::Catalog catalog;
+  if (verb.list) return list_shapes(catalog, verb.json);
+  if (verb.shape.empty()) fail(ErrorCode::InvalidArgument, "--shape is required\nSee moeflux synth --help.");
+  if (verb.out.empty()) fail(ErrorCode::InvalidArgument, "--out is required\nSee moeflux synth --help.");
+  return write_synthetic(catalog, verb);
+}
+
+}  // namespace moeflux::cli

@@ -1,0 +1,196 @@
+// ExpertFfn: two fork-joins. The first computes gate, up and their product for slices of the inner width and quantizes
+// them where they are; the second the last matrices, straight into the slots.
+#include <new>
+
+#include "backend/cpu/matmul_plan.h"
+
+namespace moeflux::backend::cpu {
+namespace {
+
+// Inner columns of a task of the first half: a multiple of every group size, so that each group is one task's own.
+constexpr std::int64_t kInnerPerTask = 128;
+
+struct Work {
+  const ExpertWork* w = nullptr;
+  std::int64_t first = 0, n = 0, tile = 1;  // its rows among the rows of all works
+  const float* x = nullptr;                 // exact: [n, cols]
+  QuantizedRows xq[kGroupSizes] = {};       // fast
+};
+
+struct Plan {
+  const ExpertFfn& op;
+  std::int64_t cols = 0, inner = 0, total = 0;
+  bool need_in[kGroupSizes] = {}, need_mid[kGroupSizes] = {}, need_f32 = false;
+  std::span<Work> works = {};
+  QuantizedBuffer mid[kGroupSizes] = {};
+  float* gate = nullptr;  // [total, inner], then the product
+  float* up = nullptr;
+};
+
+const float* bias_of(const TensorView& b) noexcept { return b.empty() ? nullptr : b.f32(); }
+
+void count(Plan& p, const KernelTable& k) noexcept {
+  for (std::size_t i = 0; i < p.works.size(); ++i) {
+    const ExpertWork& w = p.op.works[i];
+    const auto n = static_cast<std::int64_t>(w.rows.size());
+    p.works[i].w = &w;
+    p.works[i].first = p.total;
+    p.works[i].n = n;
+    p.works[i].tile = tokens_per_tile(k, n);
+    p.total += n;
+    p.inner = std::max(p.inner, w.m.gate.rows);
+    for (const quant::MatrixView* m : {&w.m.gate, &w.m.up})
+      if (is_fast(*m, p.op.precision))
+        p.need_in[group_slot(*m)] = true;
+      else
+        p.need_f32 = true;
+    if (is_fast(w.m.down, p.op.precision)) p.need_mid[group_slot(w.m.down)] = true;
+  }
+}
+
+// The input of one work: its only row where it lies, or its rows gathered (and brought side by side).
+void gather(const KernelTable& k, const Plan& p, Work& w, const QuantizedBuffer (&tokens)[kGroupSizes],
+            const QuantizedBuffer (&packed)[kGroupSizes], float* x) noexcept {
+  if (w.n == 0) return;
+  const auto rows = w.w->rows;
+  if (p.need_f32) {
+    w.x = p.op.x.row(rows[0]);
+    if (w.n > 1) {
+      for (std::int64_t i = 0; i < w.n; ++i)
+        std::copy_n(p.op.x.row(rows[static_cast<std::size_t>(i)]), p.cols, x + (w.first + i) * p.cols);
+      w.x = x + w.first * p.cols;
+    }
+  }
+  for (std::size_t s = 0; s < kGroupSizes; ++s) {
+    if (!p.need_in[s]) continue;
+    if (w.n == 1) {
+      w.xq[s] = tokens[s].rows(rows[0], 1);
+      continue;
+    }
+    w.xq[s] = packed[s].rows(w.first, w.tile);
+    const std::int64_t groups = p.cols / kGroups[s];
+    for (std::int64_t t = 0; t < w.n; t += w.tile) {
+      const std::int64_t n = std::min(w.tile, w.n - t), at = w.first + t;
+      const std::int8_t* x8[kMaxTokenTile];
+      const float* d[kMaxTokenTile];
+      const std::int32_t* sx[kMaxTokenTile];
+      for (std::int64_t i = 0; i < n; ++i) {
+        const QuantizedRows q = tokens[s].rows(rows[static_cast<std::size_t>(t + i)], 1);
+        x8[i] = q.x8, d[i] = q.d, sx[i] = q.sx;
+      }
+      if (n > 1) {
+        k.interleave(x8, d, sx, n, p.cols, groups, packed[s].x8 + at * p.cols, packed[s].d + at * groups, packed[s].sx + at * groups);
+      } else {
+        std::copy_n(x8[0], p.cols, packed[s].x8 + at * p.cols);
+        std::copy_n(d[0], groups, packed[s].d + at * groups);
+        std::copy_n(sx[0], groups, packed[s].sx + at * groups);
+      }
+    }
+  }
+}
+
+// Columns [c0, c1) of the inner activation of one work.
+void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1, std::byte* scratch) noexcept {
+  const FfnMatrices& m = w.w->m;
+  float* gate = p.gate + w.first * p.inner;
+  float* up = p.up + w.first * p.inner;
+  for (const bool first : {true, false}) {
+    const quant::MatrixView& v = first ? m.gate : m.up;
+    MatMulBlock b{v, w.x, p.cols, {}, bias_of(first ? m.gate_bias : m.up_bias), first ? gate : up, p.inner, nullptr, w.n, scratch};
+    if (is_fast(v, p.op.precision)) b.xq = w.xq[group_slot(v)];
+    kernel_for(k, v, p.op.precision)(b, c0, c1);
+  }
+  for (std::int64_t i = 0; i < w.n; ++i) {
+    float* g = gate + i * p.inner + c0;
+    const float* u = up + i * p.inner + c0;
+    p.op.glu == GluKind::Silu ? k.silu_glu(g, u, g, c1 - c0) : k.clamped_glu(g, u, g, c1 - c0, p.op.limit, p.op.alpha);
+  }
+  if (!is_fast(m.down, p.op.precision)) return;
+  for (std::int64_t t = 0; t < w.n; t += w.tile)
+    quantize_tile(k, p.mid[group_slot(m.down)], w.first + t, std::min(w.tile, w.n - t), c0, c1, scratch,
+                  [&](std::int64_t i) noexcept { return gate + (t + i) * p.inner + c0; });
+}
+
+// Carves arrays out of one block of memory.
+struct Carver {
+  std::byte* at;
+  template <class T>
+  T* take(std::size_t n) noexcept {
+    auto* p = reinterpret_cast<T*>(at);
+    at += round_up(n * sizeof(T), 64);
+    return p;
+  }
+};
+
+std::size_t set_bytes(const bool (&needed)[kGroupSizes], std::int64_t n, std::int64_t cols) noexcept {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < kGroupSizes; ++i)
+    if (needed[i]) bytes += QuantizedBuffer::bytes(n, cols, kGroups[i]);
+  return bytes;
+}
+
+void carve_sets(Carver& c, const bool (&needed)[kGroupSizes], std::int64_t n, std::int64_t cols, QuantizedBuffer (&out)[kGroupSizes]) noexcept {
+  for (std::size_t i = 0; i < kGroupSizes; ++i)
+    if (needed[i]) out[i] = QuantizedBuffer::at(c.take<std::byte>(QuantizedBuffer::bytes(n, cols, kGroups[i])), n, cols, kGroups[i]);
+}
+
+}  // namespace
+
+void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
+  auto& s = static_cast<CpuStream&>(stream);
+  const std::size_t n_works = op.works.size(), works_bytes = round_up(n_works * sizeof(Work), 64);
+  std::byte* lists = s.tables.get(works_bytes + n_works * sizeof(MatMulJob));
+  Plan p{.op = op, .cols = op.x.dim(1), .works = {reinterpret_cast<Work*>(lists), n_works}};
+  for (Work& w : p.works) new (&w) Work;
+  count(p, k_);
+  if (p.total == 0) return;
+  for (Scratch& w : s.workers) w.get(matmul_scratch_bytes(std::max(p.cols, p.inner)));
+
+  const std::int64_t n_tokens = op.x.dim(0);
+  const auto inner_floats = static_cast<std::size_t>(p.total * p.inner);
+  const std::size_t gathered_floats = p.need_f32 && p.total > 1 ? static_cast<std::size_t>(p.total * p.cols) : 0;
+  Carver c{s.partials.get(set_bytes(p.need_in, n_tokens + p.total, p.cols) + set_bytes(p.need_mid, p.total, p.inner) +
+                          (2 * inner_floats + gathered_floats) * 4 + 64 * 32)};
+  QuantizedBuffer tokens[kGroupSizes], packed[kGroupSizes];
+  carve_sets(c, p.need_in, n_tokens, p.cols, tokens);
+  carve_sets(c, p.need_in, p.total, p.cols, packed);
+  carve_sets(c, p.need_mid, p.total, p.inner, p.mid);
+  p.gate = c.take<float>(inner_floats);
+  p.up = c.take<float>(inner_floats);
+  auto* gathered = c.take<float>(gathered_floats);
+
+  const auto quantize = [&](std::int64_t t, int) noexcept {
+    for (std::size_t i = 0; i < kGroupSizes; ++i)
+      if (p.need_in[i]) quantize_tile(k_, tokens[i], t, 1, 0, p.cols, nullptr, [&](std::int64_t) noexcept { return op.x.row(t); });
+  };
+  const auto gather_work = [&](std::int64_t i, int) noexcept { gather(k_, p, p.works[static_cast<std::size_t>(i)], tokens, packed, gathered); };
+  const auto n = static_cast<std::int64_t>(n_works);
+  if (n_tokens * p.cols <= kInlineElements) {
+    for (std::int64_t t = 0; t < n_tokens; ++t) quantize(t, 0);
+    for (std::int64_t i = 0; i < n; ++i) gather_work(i, 0);
+  } else {
+    pool_.run(n_tokens, quantize);
+    pool_.run(n, gather_work);
+  }
+
+  const std::int64_t slices = (p.inner + kInnerPerTask - 1) / kInnerPerTask;
+  pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
+    const Work& w = p.works[static_cast<std::size_t>(i / slices)];
+    const std::int64_t c0 = i % slices * kInnerPerTask;
+    if (w.n > 0) inner_slice(k_, p, w, c0, std::min(p.inner, c0 + kInnerPerTask), s.workers[static_cast<std::size_t>(worker)].get(0));
+  });
+
+  auto* jobs = reinterpret_cast<MatMulJob*>(lists + works_bytes);
+  std::size_t n_jobs = 0;
+  for (const Work& w : p.works) {
+    if (w.n == 0) continue;
+    const quant::MatrixView& down = w.w->m.down;
+    MatMulJob& job = *new (jobs + n_jobs++) MatMulJob;
+    job.block = {down, p.gate + w.first * p.inner, p.inner, {}, bias_of(w.w->m.down_bias), op.y.f32(), op.y.stride(0), w.w->slots.data(), w.n, nullptr};
+    if (is_fast(down, op.precision)) job.block.xq = p.mid[group_slot(down)].rows(w.first, w.tile);
+    job.fn = kernel_for(k_, down, op.precision);
+  }
+  run_jobs(pool_, s, {jobs, n_jobs});
+}
+
+}  // namespace moeflux::backend::cpu

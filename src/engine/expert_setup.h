@@ -1,0 +1,27 @@
+// Choosing and making the expert store that fits the memory ceiling.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <moeflux/options.h>
+
+#include "backend/backend.h"
+#include "format/model_folder.h"
+#include "model/binder.h"
+#include "model/spec.h"
+#include "store/expert_store.h"
+
+namespace moeflux::engine {
+
+struct ExpertSetup {
+  std::unique_ptr<store::ExpertStore> store;
+  std::string description;  // "all 10240 experts in memory", "2560 of 10240 experts in memory, streamed by io_uring"
+};
+
+// Called when the trunk is loaded: what the process takes by then is measured, the rest is planned.
+ExpertSetup make_expert_store(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
+                              const format::ModelFolder& folder, backend::Backend& backend);
+
+}  // namespace moeflux::engine

@@ -1,0 +1,76 @@
+#include <moeflux/probe.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "io/machine.h"
+
+namespace moeflux {
+namespace {
+
+// Larger than the last-level caches of server processors.
+constexpr std::size_t kBufferBytes = std::size_t{512} << 20;
+// Small enough for an even end on many threads, large enough for the prefetchers to run.
+constexpr std::size_t kTaskBytes = std::size_t{4} << 20;
+constexpr int kPasses = 8;
+
+constexpr std::size_t kTaskWords = kTaskBytes / sizeof(std::uint64_t);
+constexpr std::size_t kTasks = kBufferBytes / kTaskBytes;
+
+// Several independent sums, so that loads and not one chain of additions are the limit.
+std::uint64_t sum_words(const std::uint64_t* words) noexcept {
+  constexpr std::size_t kLanes = 32;
+  std::array<std::uint64_t, kLanes> lanes{};
+  for (std::size_t i = 0; i < kTaskWords; i += kLanes)
+    for (std::size_t j = 0; j < kLanes; ++j) lanes[j] += words[i + j];
+  std::uint64_t sum = 0;
+  for (const std::uint64_t lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+ProcessMemory process_memory() {
+  const io::ProcessMemory memory = io::process_memory();
+  return {memory.resident, memory.peak_resident};
+}
+
+MemoryBandwidth probe_memory_bandwidth(int n_threads) {
+  ThreadPool pool(n_threads);
+  const std::unique_ptr<std::uint64_t[]> words(new (std::nothrow) std::uint64_t[kTasks * kTaskWords]);
+  if (words == nullptr) fail(ErrorCode::OutOfMemory, "the memory probe needs {} bytes", kBufferBytes);
+  // Every page gets memory of its own before it is timed.
+  pool.run(kTasks, [&](std::int64_t task, int) noexcept {
+    std::uint64_t* begin = words.get() + static_cast<std::size_t>(task) * kTaskWords;
+    std::fill(begin, begin + kTaskWords, static_cast<std::uint64_t>(task) + 1);
+  });
+  std::uint64_t expected = 0;
+  for (std::size_t task = 0; task < kTasks; ++task) expected += kTaskWords * (task + 1);
+
+  std::uint64_t best_ns = ~std::uint64_t{0};
+  std::vector<std::uint64_t> sums(kTasks);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const std::uint64_t start = now_ns();
+    pool.run(kTasks, [&](std::int64_t task, int) noexcept {
+      const auto i = static_cast<std::size_t>(task);
+      sums[i] = sum_words(words.get() + i * kTaskWords);
+    });
+    best_ns = std::min(best_ns, now_ns() - start);
+    std::uint64_t total = 0;
+    for (const std::uint64_t sum : sums) total += sum;
+    // Also what keeps a compiler from leaving the reads out.
+    if (total != expected)
+      fail(ErrorCode::Internal, "the memory probe read {} instead of {}", total, expected);
+  }
+  return {static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(std::max<std::uint64_t>(best_ns, 1)),
+          kBufferBytes, pool.size()};
+}
+
+}  // namespace moeflux
