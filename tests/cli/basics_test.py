@@ -6,7 +6,7 @@ import subprocess
 
 from support import BINARY, DEMO, CliTest, default_signals, main, moeflux, start
 
-VERBS = ["run", "demo", "logits", "perplexity", "tokenize", "inspect", "version"]
+VERBS = ["run", "demo", "logits", "perplexity", "tokenize", "inspect", "simulate", "version"]
 
 
 class Help(CliTest):
@@ -36,6 +36,7 @@ class Help(CliTest):
             "perplexity": "-f --ctx --json --precision",
             "tokenize": "-f --ids --decode --special --json",
             "inspect": "--json",
+            "simulate": "--cache",
         }
         for verb, names in flags.items():
             text = moeflux(verb, "--help").out
