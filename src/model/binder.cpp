@@ -16,7 +16,7 @@ using Transform = VectorSource::Transform;
 class Binder {
  public:
   Binder(const format::ModelFolder& folder, const ModelSpec& spec, const TensorNames& names)
-      : folder_(folder), spec_(spec), names_(names), quant_(folder.config(), folder.config_origin()), finder_(folder, quant_) {
+      : spec_(spec), names_(names), quant_(folder.config(), folder.config_origin()), finder_(folder, quant_) {
     // Other vendors' quantizations leave tensors that we would read as something else.
     const std::string& method = quant_.quant_method();
     if (!method.empty() && method != "mxfp4" && method != "fp8" && method != "compressed-tensors")
@@ -218,7 +218,6 @@ class Binder {
     }
   }
 
-  const format::ModelFolder& folder_;
   const ModelSpec& spec_;
   const TensorNames& names_;
   format::QuantConfig quant_;
