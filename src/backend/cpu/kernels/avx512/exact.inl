@@ -160,20 +160,20 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
     V16 a0 = zero(), a1 = zero(), a2 = zero(), a3 = zero();
     each_column<Slot>(
         b.w,
-        [&](std::int64_t g) __attribute__((always_inline)) noexcept {
+        [&](std::int64_t g) __attribute__((always_inline)) {
           // The next four rows follow these in memory; a group's bytes of all four are asked for at a time.
           for (int i = 0; i < kExactRows * group_bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
           ahead += kExactRows * group_bytes;
           r0.start_group(g), r1.start_group(g), r2.start_group(g), r3.start_group(g);
         },
-        [&](std::int64_t c) __attribute__((always_inline)) noexcept {
+        [&](std::int64_t c) __attribute__((always_inline)) {
           const V16 x = load(b.x + c);
           a0 = fma(x, r0.weights(c), a0);
           a1 = fma(x, r1.weights(c), a1);
           a2 = fma(x, r2.weights(c), a2);
           a3 = fma(x, r3.weights(c), a3);
         },
-        [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) noexcept {
+        [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
           const V16 x = load_n(b.x + c, n);
           a0 = fma(x, r0.rest(c, n), a0);
           a1 = fma(x, r1.rest(c, n), a1);
@@ -233,15 +233,15 @@ void gemm_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_e
     open_rows<Slot>(b.w, r, row_end, w + kExactRows * stride, rows);
     each_column<Slot>(
         b.w,
-        [&](std::int64_t g) __attribute__((always_inline)) noexcept {
+        [&](std::int64_t g) __attribute__((always_inline)) {
 #pragma GCC unroll 4
           for (int i = 0; i < kExactRows; ++i) rows[i].start_group(g);
         },
-        [&](std::int64_t c) __attribute__((always_inline)) noexcept {
+        [&](std::int64_t c) __attribute__((always_inline)) {
 #pragma GCC unroll 4
           for (int i = 0; i < kExactRows; ++i) store(w + i * stride + c, rows[i].weights(c));
         },
-        [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) noexcept {
+        [&](std::int64_t c, std::int64_t n) __attribute__((always_inline)) {
           for (int i = 0; i < kExactRows; ++i) store(w + i * stride + c, rows[i].rest(c, n));
         });
     for (std::int64_t t = 0; t < b.n_tokens; t += kExactTokens) {
