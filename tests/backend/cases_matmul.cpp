@@ -133,8 +133,9 @@ void matmul_cases(const Visitor& visit) {
                 Precision::Fast);
   // More than 32 groups in a row.
   for (const std::int64_t t : {1, 5})
-    for (const quant::Format& f : {quant::Format::affine(4, 32, DType::BF16), quant::Format::affine(6, 32, DType::F32),
-                                   quant::Format::affine(2, 32, DType::F16), quant::Format::mxfp4()})
+    for (const quant::Format& f :
+         {quant::Format::affine(4, 32, DType::BF16), quant::Format::affine(6, 32, DType::F32),
+          quant::Format::affine(2, 32, DType::F16), quant::Format::mxfp4()})
       for (const Precision precision : {Precision::Exact, Precision::Fast})
         matmul_case(visit, seed++, t, 32 * 71, {{19, f, true}}, precision);
   const quant::Format q4 = quant::Format::affine(4, 64, DType::BF16),
