@@ -1,7 +1,8 @@
 // Micro-benchmarks of the CPU ops: bytes or operations per second and the share of the probed peak.
 //
 // Names are op/instruction set/what; shapes are those of a 35B mixture with 3B active parameters (width 2048,
-// 256 experts of width 512, 8 chosen). Weights of decode benchmarks are far larger than the caches and used in turn.
+// 256 experts of width 512, 8 chosen). Weights of decode benchmarks are far larger than the caches and used
+// in turn.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -15,8 +16,8 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
-#include "core/thread_pool.h"
 #include "bench/peaks.h"
+#include "core/thread_pool.h"
 
 namespace moeflux::bench {
 namespace {
@@ -32,7 +33,8 @@ class Weights {
  public:
   Weights(Format f, std::int64_t rows, std::int64_t cols, int n) : format_(f), rows_(rows), cols_(cols) {
     std::mt19937 rng(1);
-    const std::size_t bytes = f.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols));
+    const std::size_t bytes =
+        f.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols));
     for (int i = 0; i < n; ++i) {
       auto& m = memory_.emplace_back(bytes + 64);
       const MatrixView w = view(i);
@@ -121,10 +123,12 @@ void add(const Machine& m, const std::string& name, std::function<void(benchmark
 }
 
 // From memory, or (cached) one small matrix again and again: what the kernel could do if memory were faster.
-void bench_matvec(benchmark::State& state, const Machine& m, const std::string& isa, Format f, Precision precision, bool cached) {
+void bench_matvec(benchmark::State& state, const Machine& m, const std::string& isa, Format f,
+                  Precision precision, bool cached) {
   const std::int64_t rows = cached ? 512 : 2048, cols = 2048;
   const Weights one(f, 1, cols, 1);
-  const int n = cached ? 1 : static_cast<int>(kDecodeBytes / (one.bytes_each() * static_cast<std::size_t>(rows)));
+  const int n =
+      cached ? 1 : static_cast<int>(kDecodeBytes / (one.bytes_each() * static_cast<std::size_t>(rows)));
   const Weights w(f, rows, cols, n);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(cols), y(static_cast<std::size_t>(rows));
@@ -137,14 +141,15 @@ void bench_matvec(benchmark::State& state, const Machine& m, const std::string& 
   rate(state, "GB/s", static_cast<double>(w.bytes_each()), m.peaks.read_gb_s);
 }
 
-void bench_matmul(benchmark::State& state, const Machine& m, const std::string& isa, Format f, Precision precision,
-                  std::int64_t n_tokens) {
+void bench_matmul(benchmark::State& state, const Machine& m, const std::string& isa, Format f,
+                  Precision precision, std::int64_t n_tokens) {
   const std::int64_t rows = 4096, cols = 2048;
   const Weights w(f, rows, cols, 1);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(n_tokens * cols), y(static_cast<std::size_t>(n_tokens * rows));
   const backend::MatMulPart part{w.view(0), {}, view_f32(y.data(), {n_tokens, rows})};
-  for (auto _ : state) rig.run(backend::MatMul{view_f32(x.data(), {n_tokens, cols}), std::span(&part, 1), precision});
+  for (auto _ : state)
+    rig.run(backend::MatMul{view_f32(x.data(), {n_tokens, cols}), std::span(&part, 1), precision});
   const double ops = 2.0 * static_cast<double>(rows * cols * n_tokens);
   rate(state, "GOP/s", ops, precision == Precision::Fast ? m.peaks.int_gop_s : m.peaks.f32_gop_s);
 }
@@ -154,7 +159,8 @@ void bench_experts(benchmark::State& state, const Machine& m, const std::string&
                    std::int64_t n_tokens) {
   const std::int64_t width = 2048, inner = 512, n_experts = 256, k = 8;
   const Format f = Format::affine(4, 64, DType::BF16);
-  const Weights gate(f, inner, width, n_experts), up(f, inner, width, n_experts), down(f, width, inner, n_experts);
+  const Weights gate(f, inner, width, n_experts), up(f, inner, width, n_experts),
+      down(f, width, inner, n_experts);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(n_tokens * width), y(static_cast<std::size_t>(n_tokens * k * width));
   std::mt19937 rng(5);
@@ -222,14 +228,16 @@ void bench_attention(benchmark::State& state, const Machine& m, const std::strin
   if (n_tokens == 1)
     rate(state, "GB/s", static_cast<double>(context * kv_heads * hd * 4), m.peaks.read_gb_s);
   else
-    rate(state, "GOP/s", 4.0 * static_cast<double>((pos0 + n_tokens / 2) * n_tokens * heads * hd), m.peaks.f32_gop_s);
+    rate(state, "GOP/s", 4.0 * static_cast<double>((pos0 + n_tokens / 2) * n_tokens * heads * hd),
+         m.peaks.f32_gop_s);
 }
 
 void bench_delta(benchmark::State& state, const Machine& m, const std::string& isa, std::int64_t n_tokens) {
   const std::int64_t hk = 16, hv = 32, d = 128;
   const int layers = n_tokens == 1 ? 24 : 1;
   Rig rig(m, isa);
-  std::vector<float> q = random_floats(n_tokens * hk * d), k = q, v = random_floats(n_tokens * hv * d), y(v.size());
+  std::vector<float> q = random_floats(n_tokens * hk * d), k = q, v = random_floats(n_tokens * hv * d),
+                     y(v.size());
   for (float& f : k) f *= 0.08f;
   std::vector<float> decay(static_cast<std::size_t>(n_tokens * hv), 0.9f), beta(decay.size(), 0.5f);
   std::vector<std::vector<float>> states(static_cast<std::size_t>(layers), random_floats(hv * d * d));
@@ -255,7 +263,8 @@ void bench_delta(benchmark::State& state, const Machine& m, const std::string& i
 void bench_norm(benchmark::State& state, const Machine& m, const std::string& isa, std::int64_t n_tokens) {
   const std::int64_t width = 2048;
   Rig rig(m, isa);
-  std::vector<float> h = random_floats(n_tokens * width), delta(h.size(), 0.0f), y(h.size()), w = random_floats(width);
+  std::vector<float> h = random_floats(n_tokens * width), delta(h.size(), 0.0f), y(h.size()),
+                     w = random_floats(width);
   for (auto _ : state) {
     backend::AddRmsNorm op{view_f32(h.data(), {n_tokens, width}), view_f32(delta.data(), {n_tokens, width}),
                            view_f32(w.data(), {width}), view_f32(y.data(), {n_tokens, width}), 1e-6f};
@@ -271,7 +280,8 @@ void bench_conv(benchmark::State& state, const Machine& m, const std::string& is
                      s = random_floats(channels * (taps - 1)), y(u.size());
   for (auto _ : state) {
     backend::CausalConv op{view_f32(u.data(), {n_tokens, channels}), view_f32(w.data(), {channels, taps}),
-                           view_f32(s.data(), {taps - 1, channels}), view_f32(y.data(), {n_tokens, channels})};
+                           view_f32(s.data(), {taps - 1, channels}),
+                           view_f32(y.data(), {n_tokens, channels})};
     rig.run(op);
   }
   rate(state, "GB/s", static_cast<double>(n_tokens * channels * 8), 0.0);
@@ -279,11 +289,16 @@ void bench_conv(benchmark::State& state, const Machine& m, const std::string& is
 
 void register_isa(const Machine& m, const std::string& isa) {
   const std::vector<std::pair<std::string, Format>> formats = {
-      {"q4g64", Format::affine(4, 64, DType::BF16)},  {"q4g32", Format::affine(4, 32, DType::BF16)},
-      {"q4g128", Format::affine(4, 128, DType::BF16)}, {"q8g64", Format::affine(8, 64, DType::BF16)},
-      {"q2g64", Format::affine(2, 64, DType::BF16)},  {"q3g64", Format::affine(3, 64, DType::BF16)},
-      {"q5g64", Format::affine(5, 64, DType::BF16)},  {"q6g64", Format::affine(6, 64, DType::BF16)},
-      {"mxfp4", Format::mxfp4()},                     {"bf16", Format::bf16()}};
+      {"q4g64", Format::affine(4, 64, DType::BF16)},
+      {"q4g32", Format::affine(4, 32, DType::BF16)},
+      {"q4g128", Format::affine(4, 128, DType::BF16)},
+      {"q8g64", Format::affine(8, 64, DType::BF16)},
+      {"q2g64", Format::affine(2, 64, DType::BF16)},
+      {"q3g64", Format::affine(3, 64, DType::BF16)},
+      {"q5g64", Format::affine(5, 64, DType::BF16)},
+      {"q6g64", Format::affine(6, 64, DType::BF16)},
+      {"mxfp4", Format::mxfp4()},
+      {"bf16", Format::bf16()}};
   for (const auto& [name, f] : formats)
     for (const Precision p : {Precision::Fast, Precision::Exact}) {
       const std::string tail = fmt::format("{}/{}/{}", isa, name, p == Precision::Fast ? "fast" : "exact");
@@ -291,7 +306,8 @@ void register_isa(const Machine& m, const std::string& isa) {
       add(m, "matvec/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p, false); });
       add(m, "matvec_cached/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p, true); });
       for (const std::int64_t t : {2, 8, 16, 64, 512})
-        add(m, fmt::format("matmul/{}/T{}", tail, t), [=](benchmark::State& s) { bench_matmul(s, m, isa, f, p, t); });
+        add(m, fmt::format("matmul/{}/T{}", tail, t),
+            [=](benchmark::State& s) { bench_matmul(s, m, isa, f, p, t); });
     }
   for (const Precision p : {Precision::Fast, Precision::Exact})
     for (const std::int64_t t : {1, 512})
@@ -301,7 +317,8 @@ void register_isa(const Machine& m, const std::string& isa) {
     add(m, fmt::format("attention/{}/decode/{}", isa, context),
         [=](benchmark::State& s) { bench_attention(s, m, isa, 1, context - 1); });
   for (const std::int64_t pos0 : {0, 4096})
-    add(m, fmt::format("attention/{}/prefill512/{}", isa, pos0), [=](benchmark::State& s) { bench_attention(s, m, isa, 512, pos0); });
+    add(m, fmt::format("attention/{}/prefill512/{}", isa, pos0),
+        [=](benchmark::State& s) { bench_attention(s, m, isa, 512, pos0); });
   for (const std::int64_t t : {1, 512}) {
     add(m, fmt::format("delta/{}/T{}", isa, t), [=](benchmark::State& s) { bench_delta(s, m, isa, t); });
     add(m, fmt::format("conv/{}/T{}", isa, t), [=](benchmark::State& s) { bench_conv(s, m, isa, t); });

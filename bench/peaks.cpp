@@ -51,7 +51,7 @@ __attribute__((target("avx512f"))) void read_all(const std::uint8_t* p, std::siz
 __attribute__((target("avx512f,avx512vnni"))) void int_loop() {
   __m512i acc[kChains];
   const __m512i u = _mm512_set1_epi8(3), s = _mm512_set1_epi8(5);
-  #pragma GCC unroll 12
+#pragma GCC unroll 12
   for (int c = 0; c < kChains; ++c) acc[c] = _mm512_setzero_si512();
   for (std::int64_t i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 12
@@ -65,7 +65,7 @@ __attribute__((target("avx512f,avx512vnni"))) void int_loop() {
 __attribute__((target("avx512f"))) void f32_loop() {
   __m512 acc[kChains];
   const __m512 u = _mm512_set1_ps(0.5f);
-  #pragma GCC unroll 12
+#pragma GCC unroll 12
   for (int c = 0; c < kChains; ++c) acc[c] = _mm512_setzero_ps();
   for (std::int64_t i = 0; i < kSteps; ++i) {
 #pragma GCC unroll 12
@@ -115,7 +115,8 @@ double best_gop(int n_threads, double ops_per_step, const F& loop) {
   double best = 0.0;
   for (int k = 0; k < kTries; ++k) {
     const double s = seconds_of(n_threads, [&](int) { loop(); });
-    best = std::max(best, static_cast<double>(n_threads) * static_cast<double>(kSteps) * kChains * ops_per_step / s * 1e-9);
+    best = std::max(best, static_cast<double>(n_threads) * static_cast<double>(kSteps) * kChains *
+                              ops_per_step / s * 1e-9);
   }
   return best;
 }

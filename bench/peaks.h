@@ -9,8 +9,8 @@ struct Peaks {
   double f32_gop_s = 0.0;  // f32 fma in registers, two operations each, all threads; 0: no AVX-512
 };
 
-// Takes about a second; the best of several tries, because a probe that was disturbed is no peak. One thread is
-// measured in processor time, which other processes disturb less than real time.
+// Takes about a second; the best of several tries, because a probe that was disturbed is no peak. One thread
+// is measured in processor time, which other processes disturb less than real time.
 Peaks probe_peaks(int n_threads);
 
 }  // namespace moeflux::bench

@@ -136,6 +136,13 @@ void attention_cases(const Visitor& visit) {
         ++seed;
       }
     }
+  // Heads that share a kv head are computed together where the width allows: full and partial sets of them.
+  for (const std::int64_t ratio : {2, 3, 4, 5, 7, 8, 9, 12, 16})
+    for (const std::int64_t context : {1, 66, 1027})
+      attention_case(visit, seed++,
+                     {context < 3 ? 1 : 3, 2 * ratio, 2, 32, context - (context < 3 ? 1 : 3),
+                      ratio % 3 == 0 ? 65 : 0, ratio % 2 == 0, ratio == 5});
+  attention_case(visit, seed++, {1, 16, 2, 256, 2100, 0, true, false});
   attention_case(visit, seed++, {65, 4, 2, 33, 2435, 0, true, true});
   attention_case(visit, seed++, {0, 4, 2, 33, 10, 0, false, false});
   attention_case(visit, seed++, {130, 2, 2, 8, 0, 0, false, false});

@@ -174,6 +174,7 @@ void gated_delta_cases(const Visitor& visit) {
                                                          {2, 4, 31, 33},
                                                          {3, 6, 100, 5},
                                                          {1, 8, 128, 16},
+                                                         {2, 2, 128, 19},
                                                          {2, 4, 257, 7}})
       for (const bool tiled : {false, true})
         delta_case(visit, seed++, {t, key_heads, value_heads, dk, dv}, tiled);

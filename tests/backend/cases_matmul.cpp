@@ -122,6 +122,25 @@ void matmul_cases(const Visitor& visit) {
   // FP8 groups may be short at the end.
   for (const std::int64_t cols : {1, 64, 129, 300})
     for (const std::int64_t t : {1, 7}) matmul_case(visit, seed++, t, cols, {{17, quant::Format::fp8(), t == 1}}, Precision::Fast);
+  // Kernels take tokens and rows in tiles: every number of tokens up to two tiles, rows around 16 and 32, and
+  // rows of codes that end inside a register.
+  for (const quant::Format& f : all_formats())
+    for (const Precision precision : {Precision::Exact, Precision::Fast}) {
+      if (!f.quantized()) continue;
+      const std::int64_t t = 3 + seed % 24, n = 15 + seed % 35, cols = f.group * (1 + seed % 5);
+      matmul_case(visit, seed, t, cols, {{n, f, seed % 2 == 0}}, precision);
+      ++seed;
+    }
+  for (std::int64_t t = 3; t <= 26; ++t)
+    matmul_case(visit, seed++, t, 192, {{33, quant::Format::affine(4, 64, DType::BF16), false}},
+                Precision::Fast);
+  // More than 32 groups in a row.
+  for (const std::int64_t t : {1, 5})
+    for (const quant::Format& f :
+         {quant::Format::affine(4, 32, DType::BF16), quant::Format::affine(6, 32, DType::F32),
+          quant::Format::affine(2, 32, DType::F16), quant::Format::mxfp4()})
+      for (const Precision precision : {Precision::Exact, Precision::Fast})
+        matmul_case(visit, seed++, t, 32 * 71, {{19, f, true}}, precision);
   const quant::Format q4 = quant::Format::affine(4, 64, DType::BF16),
                       q8 = quant::Format::affine(8, 64, DType::BF16);
   const quant::Format q3 = quant::Format::affine(3, 128, DType::F16), mx = quant::Format::mxfp4();

@@ -225,6 +225,10 @@ void expert_ffn_cases(const Visitor& visit) {
                     {2, 128, 128, 3, 2, affine(3, 32, DType::F32), affine(6, 128, DType::BF16), glu, bias},
                     precision);
         expert_case(visit, seed++, {7, 96, 32, 3, 2, mx, mx, glu, bias}, precision);
+        // Several slices of the inner width; experts with one, a few and many tokens.
+        expert_case(visit, seed++,
+                    {40, 192, 320, 9, 2, affine(4, 64, DType::BF16), affine(5, 64, DType::F16), glu, bias},
+                    precision);
         expert_case(visit, seed++, {0, 64, 64, 2, 2, affine(4, 64, DType::BF16), bf16, glu, bias}, precision);
       }
 }

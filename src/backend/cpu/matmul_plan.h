@@ -1,4 +1,5 @@
-// What MatMul and ExpertFfn share: activations in 8 bits, and many matrices cut into tasks of rows for one fork-join.
+// What MatMul and ExpertFfn share: activations in 8 bits, and many matrices cut into tasks of rows for one
+// fork-join.
 #pragma once
 
 #include <algorithm>
@@ -32,12 +33,14 @@ struct QuantizedBuffer {
     const auto count = static_cast<std::size_t>(n), groups = static_cast<std::size_t>(cols / group);
     return round_up(count * static_cast<std::size_t>(cols), 64) + 2 * round_up(count * groups * 4, 64);
   }
-  static QuantizedBuffer at(std::byte* memory, std::int64_t n, std::int64_t cols, std::int64_t group) noexcept {
+  static QuantizedBuffer at(std::byte* memory, std::int64_t n, std::int64_t cols,
+                            std::int64_t group) noexcept {
     const auto count = static_cast<std::size_t>(n), groups = static_cast<std::size_t>(cols / group);
     QuantizedBuffer q;
     q.x8 = reinterpret_cast<std::int8_t*>(memory);
     q.d = reinterpret_cast<float*>(memory + round_up(count * static_cast<std::size_t>(cols), 64));
-    q.sx = reinterpret_cast<std::int32_t*>(reinterpret_cast<std::byte*>(q.d) + round_up(count * groups * 4, 64));
+    q.sx =
+        reinterpret_cast<std::int32_t*>(reinterpret_cast<std::byte*>(q.d) + round_up(count * groups * 4, 64));
     q.cols = cols;
     q.group = group;
     return q;
@@ -54,14 +57,16 @@ inline std::int64_t tokens_per_tile(const KernelTable& k, std::int64_t n_tokens)
   return k.token_tile == nullptr ? 1 : k.token_tile(n_tokens);
 }
 
-// Columns [c0, c1) (whole groups) of the tile of n rows that starts at row `first`; row i of the tile is x_of(i),
-// pointing at column c0. `scratch` is a worker's (matmul_scratch_bytes of the columns).
+// Columns [c0, c1) (whole groups) of the tile of n rows that starts at row `first`; row i of the tile is
+// x_of(i), pointing at column c0. `scratch` is a worker's (matmul_scratch_bytes of the columns).
 template <class RowOf>
-void quantize_tile(const KernelTable& k, const QuantizedBuffer& q, std::int64_t first, std::int64_t n, std::int64_t c0,
-                   std::int64_t c1, std::byte* scratch, const RowOf& x_of) noexcept {
-  const std::int64_t groups = q.cols / q.group, g0 = c0 / q.group, width = c1 - c0, n_groups = width / q.group;
+void quantize_tile(const KernelTable& k, const QuantizedBuffer& q, std::int64_t first, std::int64_t n,
+                   std::int64_t c0, std::int64_t c1, std::byte* scratch, const RowOf& x_of) noexcept {
+  const std::int64_t groups = q.cols / q.group, g0 = c0 / q.group, width = c1 - c0,
+                     n_groups = width / q.group;
   if (n == 1) {
-    k.quantize_row(x_of(0), width, q.group, q.x8 + first * q.cols + c0, q.d + first * groups + g0, q.sx + first * groups + g0);
+    k.quantize_row(x_of(0), width, q.group, q.x8 + first * q.cols + c0, q.d + first * groups + g0,
+                   q.sx + first * groups + g0);
     return;
   }
   const QuantizedBuffer tmp = QuantizedBuffer::at(scratch, n, width, q.group);
@@ -83,14 +88,16 @@ struct MatMulJob {
   std::int64_t first_task = 0, rows_per_task = 1;
 };
 
-// Bytes of weights a task reads when tokens are few: small enough to balance (eight tasks a thread), large enough for
-// the kernels to run ahead of memory inside a task.
+// Bytes of weights a task reads when tokens are few: small enough to balance (eight tasks a thread), large
+// enough for the kernels to run ahead of memory inside a task.
 inline std::int64_t bytes_per_task(std::uint64_t total_bytes, int n_threads) noexcept {
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (8 * n_threads), 32 << 10, 256 << 10);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (8 * n_threads), 32 << 10,
+                                  256 << 10);
 }
 
 // Rows a task computes; one panel when tokens are many.
-inline std::int64_t rows_per_task(const quant::MatrixView& w, std::int64_t n_tokens, std::int64_t bytes) noexcept {
+inline std::int64_t rows_per_task(const quant::MatrixView& w, std::int64_t n_tokens,
+                                  std::int64_t bytes) noexcept {
   if (n_tokens >= 64) return 32;
   const std::int64_t row = static_cast<std::int64_t>(w.bytes()) / std::max<std::int64_t>(w.rows, 1);
   return std::max<std::int64_t>(bytes / std::max<std::int64_t>(row, 1) / 32 * 32, 32);

@@ -20,7 +20,8 @@ KeyRange keys_of(const Attention& op, std::int64_t t) noexcept {
   return {op.window > 0 ? std::max<std::int64_t>(0, p - op.window + 1) : 0, p + 1};
 }
 
-AttentionGroup group_args(const Attention& op, std::int64_t t, std::int64_t h, std::int64_t group, float* scores) noexcept {
+AttentionGroup group_args(const Attention& op, std::int64_t t, std::int64_t h, std::int64_t group,
+                          float* scores) noexcept {
   const std::int64_t kv = h / (op.q.dim(1) / op.k.dim(1));
   const std::int64_t size = op.k.dtype == DType::F16 ? 2 : 4;
   const KeyRange keys = keys_of(op, t);
@@ -44,7 +45,9 @@ float* output(const Attention& op, std::int64_t t, std::int64_t h) noexcept {
   return op.y.f32() + t * op.y.stride(0) + h * op.y.stride(1);
 }
 
-const float* sink_of(const Attention& op, std::int64_t h) noexcept { return op.sinks.empty() ? nullptr : op.sinks.f32() + h; }
+const float* sink_of(const Attention& op, std::int64_t h) noexcept {
+  return op.sinks.empty() ? nullptr : op.sinks.f32() + h;
+}
 
 // Heads that a task takes together: those of one kv head, up to 8, 4 where that gives too few tasks.
 struct HeadSplit {
@@ -52,7 +55,8 @@ struct HeadSplit {
   std::int64_t tasks_per_token() const noexcept { return tasks_per_kv * n_kv; }
 };
 
-HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int n_threads, bool tiles) noexcept {
+HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int n_threads,
+                      bool tiles) noexcept {
   const std::int64_t n_kv = op.k.dim(1), shared = op.q.dim(1) / n_kv;
   if (!tiles || shared < 2 || op.q.dim(2) % 32 != 0 || op.q.dim(2) != op.v.dim(2)) return {1, shared, n_kv};
   const std::int64_t most = (shared + 7) / 8 * n_kv * n_tokens_and_groups >= 2 * n_threads ? 8 : 4;
@@ -62,33 +66,42 @@ HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int
 
 }  // namespace
 
-// A task computes all groups of its heads in order, or one group when there are too few queries for the threads and
-// another pass merges them.
+// A task computes all groups of its heads in order, or one group when there are too few queries for the
+// threads and another pass merges them.
 void CpuBackend::execute(Stream& stream, const Attention& op) {
   auto& s = static_cast<CpuStream&>(stream);
   constexpr std::int64_t kMaxHeads = 8;
   const std::int64_t n_tokens = op.q.dim(0), n_heads = op.q.dim(1), hd = op.v.dim(2);
   const std::int64_t most_groups = keys_of(op, n_tokens - 1).n_groups();
-  const HeadSplit split = split_heads(op, n_tokens * most_groups, pool_.size(), k_.attention_heads != nullptr);
+  const HeadSplit split =
+      split_heads(op, n_tokens * most_groups, pool_.size(), k_.attention_heads != nullptr);
   const std::int64_t shared = n_heads / split.n_kv, per_token = split.tasks_per_token();
   for (Scratch& w : s.workers) w.get(static_cast<std::size_t>(kMaxHeads * (Attention::kTile + 2 * hd)) * 4);
 
   // Heads [h, h + n) of token t over one group of keys.
-  const auto group = [&](std::int64_t t, std::int64_t h, std::int64_t n, std::int64_t g, float* scores, SoftmaxState* out) noexcept {
+  const auto group = [&](std::int64_t t, std::int64_t h, std::int64_t n, std::int64_t g, float* scores,
+                         SoftmaxState* out) noexcept {
     const AttentionGroup a = group_args(op, t, h, g, scores);
     if (split.per_task > 1)
       k_.attention_heads(a, op.q.stride(1), static_cast<int>(n), out, n > 4 ? 8 : 4);
     else
       k_.attention_group(a, out[0]);
   };
-  const auto first_head = [&](std::int64_t i) noexcept { return i / split.tasks_per_kv * shared + i % split.tasks_per_kv * split.per_task; };
-  const auto heads_of = [&](std::int64_t i) noexcept { return std::min(split.per_task, shared - i % split.tasks_per_kv * split.per_task); };
-  const auto scratch_of = [&](int worker) noexcept { return reinterpret_cast<float*>(s.workers[static_cast<std::size_t>(worker)].get(0)); };
+  const auto first_head = [&](std::int64_t i) noexcept {
+    return i / split.tasks_per_kv * shared + i % split.tasks_per_kv * split.per_task;
+  };
+  const auto heads_of = [&](std::int64_t i) noexcept {
+    return std::min(split.per_task, shared - i % split.tasks_per_kv * split.per_task);
+  };
+  const auto scratch_of = [&](int worker) noexcept {
+    return reinterpret_cast<float*>(s.workers[static_cast<std::size_t>(worker)].get(0));
+  };
 
   if (most_groups == 1 || n_tokens * per_token >= 4 * pool_.size()) {
     pool_.run(n_tokens * per_token, [&](std::int64_t i, int worker) noexcept {
       // Late tokens see the most keys: they go first, so that no thread is left with a long task at the end.
-      const std::int64_t t = n_tokens - 1 - i / per_token, h = first_head(i % per_token), n = heads_of(i % per_token);
+      const std::int64_t t = n_tokens - 1 - i / per_token, h = first_head(i % per_token),
+                         n = heads_of(i % per_token);
       float* scores = scratch_of(worker);
       SoftmaxState total[kMaxHeads], next[kMaxHeads];
       for (std::int64_t k = 0; k < kMaxHeads; ++k) {
@@ -101,14 +114,16 @@ void CpuBackend::execute(Stream& stream, const Attention& op) {
         if (g > 0)
           for (std::int64_t k = 0; k < n; ++k) k_.attention_merge(total[k], next[k], hd);
       }
-      for (std::int64_t k = 0; k < n; ++k) k_.attention_finish(total[k], sink_of(op, h + k), output(op, t, h + k), hd);
+      for (std::int64_t k = 0; k < n; ++k)
+        k_.attention_finish(total[k], sink_of(op, h + k), output(op, t, h + k), hd);
     });
     return;
   }
 
   // Partial results: per (query, group) m, l and acc.
   const std::int64_t stride = hd + 2, queries = n_tokens * n_heads;
-  auto* partials = reinterpret_cast<float*>(s.partials.get(static_cast<std::size_t>(queries * most_groups * stride) * 4));
+  auto* partials =
+      reinterpret_cast<float*>(s.partials.get(static_cast<std::size_t>(queries * most_groups * stride) * 4));
   const auto partial = [&](std::int64_t t, std::int64_t h, std::int64_t g) noexcept {
     return partials + ((t * n_heads + h) * most_groups + g) * stride;
   };

@@ -1,5 +1,5 @@
-// ExpertFfn: two fork-joins. The first computes gate, up and their product for slices of the inner width and quantizes
-// them where they are; the second the last matrices, straight into the slots.
+// ExpertFfn: two fork-joins. The first computes gate, up and their product for slices of the inner width and
+// quantizes them where they are; the second the last matrices, straight into the slots.
 #include <new>
 
 #include "backend/cpu/matmul_plan.h"
@@ -7,7 +7,8 @@
 namespace moeflux::backend::cpu {
 namespace {
 
-// Inner columns of a task of the first half: a multiple of every group size, so that each group is one task's own.
+// Inner columns of a task of the first half: a multiple of every group size, so that each group is one task's
+// own.
 constexpr std::int64_t kInnerPerTask = 128;
 
 struct Work {
@@ -79,7 +80,8 @@ void gather(const KernelTable& k, const Plan& p, Work& w, const QuantizedBuffer 
         x8[i] = q.x8, d[i] = q.d, sx[i] = q.sx;
       }
       if (n > 1) {
-        k.interleave(x8, d, sx, n, p.cols, groups, packed[s].x8 + at * p.cols, packed[s].d + at * groups, packed[s].sx + at * groups);
+        k.interleave(x8, d, sx, n, p.cols, groups, packed[s].x8 + at * p.cols, packed[s].d + at * groups,
+                     packed[s].sx + at * groups);
       } else {
         std::copy_n(x8[0], p.cols, packed[s].x8 + at * p.cols);
         std::copy_n(d[0], groups, packed[s].d + at * groups);
@@ -90,20 +92,24 @@ void gather(const KernelTable& k, const Plan& p, Work& w, const QuantizedBuffer 
 }
 
 // Columns [c0, c1) of the inner activation of one work.
-void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1, std::byte* scratch) noexcept {
+void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1,
+                 std::byte* scratch) noexcept {
   const FfnMatrices& m = w.w->m;
   float* gate = p.gate + w.first * p.inner;
   float* up = p.up + w.first * p.inner;
   for (const bool first : {true, false}) {
     const quant::MatrixView& v = first ? m.gate : m.up;
-    MatMulBlock b{v, w.x, p.cols, {}, bias_of(first ? m.gate_bias : m.up_bias), first ? gate : up, p.inner, nullptr, w.n, scratch};
+    MatMulBlock b{
+        v,       w.x,     p.cols, {},     bias_of(first ? m.gate_bias : m.up_bias), first ? gate : up,
+        p.inner, nullptr, w.n,    scratch};
     if (is_fast(v, p.op.precision)) b.xq = w.xq[group_slot(v)];
     kernel_for(k, v, p.op.precision)(b, c0, c1);
   }
   for (std::int64_t i = 0; i < w.n; ++i) {
     float* g = gate + i * p.inner + c0;
     const float* u = up + i * p.inner + c0;
-    p.op.glu == GluKind::Silu ? k.silu_glu(g, u, g, c1 - c0) : k.clamped_glu(g, u, g, c1 - c0, p.op.limit, p.op.alpha);
+    p.op.glu == GluKind::Silu ? k.silu_glu(g, u, g, c1 - c0)
+                              : k.clamped_glu(g, u, g, c1 - c0, p.op.limit, p.op.alpha);
   }
   if (!is_fast(m.down, p.op.precision)) return;
   for (std::int64_t t = 0; t < w.n; t += w.tile)
@@ -129,9 +135,12 @@ std::size_t set_bytes(const bool (&needed)[kGroupSizes], std::int64_t n, std::in
   return bytes;
 }
 
-void carve_sets(Carver& c, const bool (&needed)[kGroupSizes], std::int64_t n, std::int64_t cols, QuantizedBuffer (&out)[kGroupSizes]) noexcept {
+void carve_sets(Carver& c, const bool (&needed)[kGroupSizes], std::int64_t n, std::int64_t cols,
+                QuantizedBuffer (&out)[kGroupSizes]) noexcept {
   for (std::size_t i = 0; i < kGroupSizes; ++i)
-    if (needed[i]) out[i] = QuantizedBuffer::at(c.take<std::byte>(QuantizedBuffer::bytes(n, cols, kGroups[i])), n, cols, kGroups[i]);
+    if (needed[i])
+      out[i] = QuantizedBuffer::at(c.take<std::byte>(QuantizedBuffer::bytes(n, cols, kGroups[i])), n, cols,
+                                   kGroups[i]);
 }
 
 }  // namespace
@@ -148,9 +157,11 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
 
   const std::int64_t n_tokens = op.x.dim(0);
   const auto inner_floats = static_cast<std::size_t>(p.total * p.inner);
-  const std::size_t gathered_floats = p.need_f32 && p.total > 1 ? static_cast<std::size_t>(p.total * p.cols) : 0;
-  Carver c{s.partials.get(set_bytes(p.need_in, n_tokens + p.total, p.cols) + set_bytes(p.need_mid, p.total, p.inner) +
-                          (2 * inner_floats + gathered_floats) * 4 + 64 * 32)};
+  const std::size_t gathered_floats =
+      p.need_f32 && p.total > 1 ? static_cast<std::size_t>(p.total * p.cols) : 0;
+  Carver c{s.partials.get(set_bytes(p.need_in, n_tokens + p.total, p.cols) +
+                          set_bytes(p.need_mid, p.total, p.inner) + (2 * inner_floats + gathered_floats) * 4 +
+                          64 * 32)};
   QuantizedBuffer tokens[kGroupSizes], packed[kGroupSizes];
   carve_sets(c, p.need_in, n_tokens, p.cols, tokens);
   carve_sets(c, p.need_in, p.total, p.cols, packed);
@@ -161,9 +172,13 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
 
   const auto quantize = [&](std::int64_t t, int) noexcept {
     for (std::size_t i = 0; i < kGroupSizes; ++i)
-      if (p.need_in[i]) quantize_tile(k_, tokens[i], t, 1, 0, p.cols, nullptr, [&](std::int64_t) noexcept { return op.x.row(t); });
+      if (p.need_in[i])
+        quantize_tile(k_, tokens[i], t, 1, 0, p.cols, nullptr,
+                      [&](std::int64_t) noexcept { return op.x.row(t); });
   };
-  const auto gather_work = [&](std::int64_t i, int) noexcept { gather(k_, p, p.works[static_cast<std::size_t>(i)], tokens, packed, gathered); };
+  const auto gather_work = [&](std::int64_t i, int) noexcept {
+    gather(k_, p, p.works[static_cast<std::size_t>(i)], tokens, packed, gathered);
+  };
   const auto n = static_cast<std::int64_t>(n_works);
   if (n_tokens * p.cols <= kInlineElements) {
     for (std::int64_t t = 0; t < n_tokens; ++t) quantize(t, 0);
@@ -177,7 +192,9 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
     const Work& w = p.works[static_cast<std::size_t>(i / slices)];
     const std::int64_t c0 = i % slices * kInnerPerTask;
-    if (w.n > 0) inner_slice(k_, p, w, c0, std::min(p.inner, c0 + kInnerPerTask), s.workers[static_cast<std::size_t>(worker)].get(0));
+    if (w.n > 0)
+      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + kInnerPerTask),
+                  s.workers[static_cast<std::size_t>(worker)].get(0));
   });
 
   auto* jobs = reinterpret_cast<MatMulJob*>(lists + works_bytes);
@@ -186,7 +203,9 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
     if (w.n == 0) continue;
     const quant::MatrixView& down = w.w->m.down;
     MatMulJob& job = *new (jobs + n_jobs++) MatMulJob;
-    job.block = {down, p.gate + w.first * p.inner, p.inner, {}, bias_of(w.w->m.down_bias), op.y.f32(), op.y.stride(0), w.w->slots.data(), w.n, nullptr};
+    job.block = {
+        down,           p.gate + w.first * p.inner, p.inner, {},     bias_of(w.w->m.down_bias), op.y.f32(),
+        op.y.stride(0), w.w->slots.data(),          w.n,     nullptr};
     if (is_fast(down, op.precision)) job.block.xq = p.mid[group_slot(down)].rows(w.first, w.tile);
     job.fn = kernel_for(k_, down, op.precision);
   }

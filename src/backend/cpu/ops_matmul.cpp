@@ -14,8 +14,9 @@ void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
     n_tasks += (job.block.w.rows + job.rows_per_task - 1) / job.rows_per_task;
   }
   pool.run(n_tasks, [&](std::int64_t i, int worker) noexcept {
-    const auto after = std::upper_bound(jobs.begin(), jobs.end(), i,
-                                        [](std::int64_t task, const MatMulJob& j) { return task < j.first_task; });
+    const auto after =
+        std::upper_bound(jobs.begin(), jobs.end(), i,
+                         [](std::int64_t task, const MatMulJob& j) { return task < j.first_task; });
     const MatMulJob& job = *(after - 1);
     MatMulBlock b = job.block;
     b.scratch = s.workers[static_cast<std::size_t>(worker)].get(0);
@@ -43,7 +44,8 @@ void CpuBackend::execute(Stream& stream, const MatMul& op) {
     memory += QuantizedBuffer::bytes(n, cols, kGroups[i]);
     const auto quantize = [&](std::int64_t t, int worker) noexcept {
       const std::int64_t first = t * tile;
-      quantize_tile(k_, xq[i], first, std::min(tile, n - first), 0, cols, s.workers[static_cast<std::size_t>(worker)].get(0),
+      quantize_tile(k_, xq[i], first, std::min(tile, n - first), 0, cols,
+                    s.workers[static_cast<std::size_t>(worker)].get(0),
                     [&](std::int64_t r) noexcept { return op.x.row(first + r); });
     };
     if (n * cols <= kInlineElements)
@@ -56,7 +58,8 @@ void CpuBackend::execute(Stream& stream, const MatMul& op) {
   std::size_t n_jobs = 0;
   for (const MatMulPart& p : op.parts) {
     MatMulJob& job = *new (jobs + n_jobs++) MatMulJob;
-    job.block = {p.w, op.x.f32(), op.x.stride(0), {}, p.bias.empty() ? nullptr : p.bias.f32(), p.y.f32(), p.y.stride(0), nullptr, n, nullptr};
+    job.block = {p.w,       op.x.f32(),    op.x.stride(0), {}, p.bias.empty() ? nullptr : p.bias.f32(),
+                 p.y.f32(), p.y.stride(0), nullptr,        n,  nullptr};
     if (is_fast(p.w, op.precision)) job.block.xq = xq[group_slot(p.w)].rows(0, tile);
     job.fn = kernel_for(k_, p.w, op.precision);
   }

@@ -1,5 +1,5 @@
-// The gated delta rule for 128 keys: a state row lives in eight registers while its tokens pass, two rows at a time
-// because one row's chain of additions leaves the multipliers idle.
+// The gated delta rule for 128 keys: a state row lives in eight registers while its tokens pass, two rows at
+// a time because one row's chain of additions leaves the multipliers idle.
 
 namespace {
 
@@ -17,15 +17,15 @@ void delta_columns_128(const DeltaBlock& b, std::int64_t c) noexcept {
     const V16 decay = set1(b.decay[t * b.decay_stride]);
     const float beta = b.beta[t * b.beta_stride];
     V16 m0 = zero(), m1 = zero();
-#define MOEFLUX_DECAY(i)                          \
+#define MOEFLUX_DECAY(i)                            \
   s##i = mul(s##i, decay), r##i = mul(r##i, decay); \
   m0 = fma(load(k + 16 * i), s##i, m0), m1 = fma(load(k + 16 * i), r##i, m1);
     MOEFLUX_EACH8(MOEFLUX_DECAY)
 #undef MOEFLUX_DECAY
     const V16 d0 = set1(beta * (v[0] - reduce_add(m0))), d1 = set1(beta * (v[1] - reduce_add(m1)));
     m0 = zero(), m1 = zero();
-#define MOEFLUX_UPDATE(i)                                                                   \
-  s##i = fma(load(k + 16 * i), d0, s##i), r##i = fma(load(k + 16 * i), d1, r##i);           \
+#define MOEFLUX_UPDATE(i)                                                         \
+  s##i = fma(load(k + 16 * i), d0, s##i), r##i = fma(load(k + 16 * i), d1, r##i); \
   m0 = fma(load(q + 16 * i), s##i, m0), m1 = fma(load(q + 16 * i), r##i, m1);
     MOEFLUX_EACH8(MOEFLUX_UPDATE)
 #undef MOEFLUX_UPDATE

@@ -1,5 +1,5 @@
-// exact matmul. One token: four rows at a time, codes become f32 weights in registers. Many tokens: four rows are
-// decoded once and meet tiles of six tokens. Sixteen lanes and their tree as in generic/math.inl.
+// exact matmul. One token: four rows at a time, codes become f32 weights in registers. Many tokens: four rows
+// are decoded once and meet tiles of six tokens. Sixteen lanes and their tree as in generic/math.inl.
 
 namespace {
 
@@ -23,7 +23,8 @@ struct LaneShifts {
 template <int Bits>
 inline constexpr LaneShifts<Bits> kLaneShifts{};
 
-// Bytes bytes, zeros above them. Odd counts are put together from loads that overlap nothing behind p + Bytes.
+// Bytes bytes, zeros above them. Odd counts are put together from loads that overlap nothing behind p +
+// Bytes.
 template <int Bytes>
 MOEFLUX_MATH long long load_bytes(const std::uint8_t* p) noexcept {
   if constexpr (Bytes == 8 || Bytes == 4) {
@@ -78,8 +79,9 @@ struct RowReader {
       } else {
         const __m512i word = _mm512_inserti64x4(_mm512_set1_epi64(load_bytes<kWidth>(q)),
                                                 _mm256_set1_epi64x(load_bytes<kWidth>(q + kWidth)), 1);
-        const __m512i code = _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(kLaneShifts<kWidth>.v), word),
-                                              _mm512_set1_epi32((1 << kWidth) - 1));
+        const __m512i code =
+            _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(kLaneShifts<kWidth>.v), word),
+                             _mm512_set1_epi32((1 << kWidth) - 1));
         return {_mm512_fmadd_ps(a, _mm512_cvtepi32_ps(code), b)};
       }
     }
@@ -101,8 +103,11 @@ MOEFLUX_MATH void widen_scales(const std::byte* p, DType dtype, std::int64_t n, 
     return;
   }
   std::int64_t g = 0;
-  for (; g + 16 <= n; g += 16) store(out + g, dtype == DType::BF16 ? load_bf16(p + 2 * g) : load_f16(p + 2 * g));
-  for (; g < n; ++g) out[g] = dtype == DType::BF16 ? quant::load_scalar<DType::BF16>(p, g) : quant::load_scalar<DType::F16>(p, g);
+  for (; g + 16 <= n; g += 16)
+    store(out + g, dtype == DType::BF16 ? load_bf16(p + 2 * g) : load_f16(p + 2 * g));
+  for (; g < n; ++g)
+    out[g] =
+        dtype == DType::BF16 ? quant::load_scalar<DType::BF16>(p, g) : quant::load_scalar<DType::F16>(p, g);
 }
 
 // Readers for rows r .. r + 3 (past the end: the last one again); scales go to `scratch`.
@@ -115,7 +120,8 @@ MOEFLUX_MATH void open_rows(const MatrixView& w, std::int64_t r, std::int64_t en
     rows[i].codes = reinterpret_cast<const std::uint8_t*>(w.data) + at * w.row_bytes();
     if constexpr (Slot == 3) {
       for (std::int64_t g = 0; g < n_groups; ++g)
-        scratch[g] = quant::e8m0_half_to_f32(static_cast<std::uint8_t>(w.scales[at * w.scale_row_bytes() + static_cast<std::uint64_t>(g)]));
+        scratch[g] = quant::e8m0_half_to_f32(
+            static_cast<std::uint8_t>(w.scales[at * w.scale_row_bytes() + static_cast<std::uint64_t>(g)]));
       rows[i].scales = scratch;
       scratch += n_groups;
     } else if constexpr (Slot > 3) {
@@ -130,7 +136,8 @@ MOEFLUX_MATH void open_rows(const MatrixView& w, std::int64_t r, std::int64_t en
 
 // Calls step(c, n): sixteen columns from c, or the last n < 16; start(g) before each group.
 template <int Slot, class Start, class Step, class Rest>
-MOEFLUX_MATH void each_column(const MatrixView& w, const Start& start, const Step& step, const Rest& rest) noexcept {
+MOEFLUX_MATH void each_column(const MatrixView& w, const Start& start, const Step& step,
+                              const Rest& rest) noexcept {
   if constexpr (Slot <= 2) {
     std::int64_t c = 0;
     for (; c + 16 <= w.cols; c += 16) step(c);
@@ -185,31 +192,33 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
   }
 }
 
-// NT tokens against four decoded rows; columns past the end are zeros in w. Named variables for the reason given in
-// gemm.inl.
+// NT tokens against four decoded rows; columns past the end are zeros in w. Named variables for the reason
+// given in gemm.inl.
 #define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5)
 #define MOEFLUX_CLEAR(t) V16 a##t = zero(), b##t = zero(), c##t = zero(), d##t = zero();
-#define MOEFLUX_STEP(t)                                                     \
-  if constexpr (NT > t) {                                                   \
-    const V16 v{_mm512_maskz_loadu_ps(mask, x + t * m.x_stride + at)};      \
-    a##t = fma(v, w0, a##t), b##t = fma(v, w1, b##t);                       \
-    c##t = fma(v, w2, c##t), d##t = fma(v, w3, d##t);                       \
+#define MOEFLUX_STEP(t)                                                \
+  if constexpr (NT > t) {                                              \
+    const V16 v{_mm512_maskz_loadu_ps(mask, x + t * m.x_stride + at)}; \
+    a##t = fma(v, w0, a##t), b##t = fma(v, w1, b##t);                  \
+    c##t = fma(v, w2, c##t), d##t = fma(v, w3, d##t);                  \
   }
-#define MOEFLUX_FINISH(t)                                               \
-  if constexpr (NT > t) {                                               \
-    put(m, t0 + t, r, reduce_add(a##t));                                \
-    if (n_rows > 1) put(m, t0 + t, r + 1, reduce_add(b##t));            \
-    if (n_rows > 2) put(m, t0 + t, r + 2, reduce_add(c##t));            \
-    if (n_rows > 3) put(m, t0 + t, r + 3, reduce_add(d##t));            \
+#define MOEFLUX_FINISH(t)                                    \
+  if constexpr (NT > t) {                                    \
+    put(m, t0 + t, r, reduce_add(a##t));                     \
+    if (n_rows > 1) put(m, t0 + t, r + 1, reduce_add(b##t)); \
+    if (n_rows > 2) put(m, t0 + t, r + 2, reduce_add(c##t)); \
+    if (n_rows > 3) put(m, t0 + t, r + 3, reduce_add(d##t)); \
   }
 
 template <int NT>
-void exact_tile(const MatMulBlock& m, std::int64_t t0, std::int64_t r, std::int64_t n_rows, const float* w, std::int64_t w_stride) noexcept {
+void exact_tile(const MatMulBlock& m, std::int64_t t0, std::int64_t r, std::int64_t n_rows, const float* w,
+                std::int64_t w_stride) noexcept {
   MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
   const float* x = m.x + t0 * m.x_stride;
   for (std::int64_t at = 0; at < m.w.cols; at += 16) {
     const __mmask16 mask = m.w.cols - at >= 16 ? static_cast<__mmask16>(0xffff) : first(m.w.cols - at);
-    const V16 w0 = load(w + at), w1 = load(w + w_stride + at), w2 = load(w + 2 * w_stride + at), w3 = load(w + 3 * w_stride + at);
+    const V16 w0 = load(w + at), w1 = load(w + w_stride + at), w2 = load(w + 2 * w_stride + at),
+              w3 = load(w + 3 * w_stride + at);
     MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
   }
   MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
@@ -220,7 +229,8 @@ void exact_tile(const MatMulBlock& m, std::int64_t t0, std::int64_t r, std::int6
 #undef MOEFLUX_STEP
 #undef MOEFLUX_FINISH
 
-using ExactTileFn = void (*)(const MatMulBlock&, std::int64_t, std::int64_t, std::int64_t, const float*, std::int64_t) noexcept;
+using ExactTileFn = void (*)(const MatMulBlock&, std::int64_t, std::int64_t, std::int64_t, const float*,
+                             std::int64_t) noexcept;
 inline constexpr ExactTileFn kExactTiles[kExactTokens] = {exact_tile<1>, exact_tile<2>, exact_tile<3>,
                                                           exact_tile<4>, exact_tile<5>, exact_tile<6>};
 

@@ -1,7 +1,9 @@
-// fast matmul for many tokens: codes of 32 rows are unpacked once into a panel, then every tile of tokens passes.
+// fast matmul for many tokens: codes of 32 rows are unpacked once into a panel, then every tile of tokens
+// passes.
 //
-// Panel: [cols / 4][32 rows][4 codes]; tokens: [cols / 4][tokens of the tile][4 values]. A step multiplies four
-// columns of 32 rows by one token's four values, broadcast: sums of a group stay in registers, one per (row, token).
+// Panel: [cols / 4][32 rows][4 codes]; tokens: [cols / 4][tokens of the tile][4 values]. A step multiplies
+// four columns of 32 rows by one token's four values, broadcast: sums of a group stay in registers, one per
+// (row, token).
 
 namespace {
 
@@ -27,7 +29,8 @@ MOEFLUX_MATH void fill_half(const MatrixView& w, const TileRows& rows, std::uint
   const auto* base = reinterpret_cast<const std::uint8_t*>(w.data);
   constexpr int kUnitBytes = kNibbles<Slot> ? 64 : 8 * kBits<Slot>;
   const std::uint64_t row_bytes = w.row_bytes();
-  const char* ahead = reinterpret_cast<const char*>(base + rows.offset[0] * row_bytes + kTileRows * row_bytes);
+  const char* ahead =
+      reinterpret_cast<const char*>(base + rows.offset[0] * row_bytes + kTileRows * row_bytes);
   for (std::int64_t c = 0; c < w.cols; c += kWidth) {
     const int n = static_cast<int>(w.cols - c < kWidth ? w.cols - c : kWidth);
     __m512i r[16];
@@ -35,7 +38,8 @@ MOEFLUX_MATH void fill_half(const MatrixView& w, const TileRows& rows, std::uint
       const std::uint8_t* p = base + rows.offset[i] * row_bytes;
       _mm_prefetch(ahead + (c / kWidth * kTileRows + i) * kUnitBytes, _MM_HINT_T1);
       if constexpr (kNibbles<Slot>)
-        r[i] = _mm512_maskz_loadu_epi8(n == 128 ? ~std::uint64_t{0} : (std::uint64_t{1} << (n / 2)) - 1, p + c / 2);
+        r[i] = _mm512_maskz_loadu_epi8(n == 128 ? ~std::uint64_t{0} : (std::uint64_t{1} << (n / 2)) - 1,
+                                       p + c / 2);
       else
         r[i] = unpack64<kBits<Slot>>(p + c / 8 * kBits<Slot>, n);
     }
@@ -56,7 +60,8 @@ template <int Slot>
 void fill_panel(const MatrixView& w, std::int64_t row, std::int64_t row_end, const Panel& panel) noexcept {
   const std::int64_t n_groups = w.cols / w.format.group;
   for (int half = 0; half < 2; ++half) {
-    const TileRows rows = tile_rows(row + half * kTileRows < row_end ? row + half * kTileRows : row_end - 1, row_end);
+    const TileRows rows =
+        tile_rows(row + half * kTileRows < row_end ? row + half * kTileRows : row_end - 1, row_end);
     fill_half<Slot>(w, rows, panel.codes + half * 64);
     for (std::int64_t g = 0; g < n_groups; g += kChunkGroups) {
       const int n = static_cast<int>(n_groups - g < kChunkGroups ? n_groups - g : kChunkGroups);
@@ -68,15 +73,18 @@ void fill_panel(const MatrixView& w, std::int64_t row, std::int64_t row_end, con
 
 // The two fmas of a group for one token: sums a and b of 16 rows each, y[32] in memory.
 template <bool Signed>
-MOEFLUX_MATH void add_group32(__m512i a, __m512i b, const float* scales, const float* biases, float d, std::int32_t sx, float* y) noexcept {
+MOEFLUX_MATH void add_group32(__m512i a, __m512i b, const float* scales, const float* biases, float d,
+                              std::int32_t sx, float* y) noexcept {
   const __m512 dv = _mm512_set1_ps(d);
   if constexpr (Signed) {
     const __m512i shift = _mm512_set1_epi32(kE2m1Offset * sx);
     a = _mm512_sub_epi32(a, shift);
     b = _mm512_sub_epi32(b, shift);
   }
-  __m512 y0 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_mul_ps(_mm512_load_ps(scales), dv), _mm512_load_ps(y));
-  __m512 y1 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), _mm512_mul_ps(_mm512_load_ps(scales + 16), dv), _mm512_load_ps(y + 16));
+  __m512 y0 =
+      _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_mul_ps(_mm512_load_ps(scales), dv), _mm512_load_ps(y));
+  __m512 y1 = _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), _mm512_mul_ps(_mm512_load_ps(scales + 16), dv),
+                              _mm512_load_ps(y + 16));
   if constexpr (!Signed) {
     const __m512 sv = _mm512_cvtepi32_ps(_mm512_set1_epi32(sx));
     y0 = _mm512_fmadd_ps(sv, _mm512_mul_ps(_mm512_load_ps(biases), dv), y0);
@@ -92,28 +100,28 @@ MOEFLUX_MATH __m512i broadcast4(const std::int8_t* p) noexcept {
   return _mm512_set1_epi32(four);
 }
 
-// _mm512_dpbusd_epi32(sum, codes, x). g++ 12 copies the sums of the intrinsic from register to register and to the
-// stack, which halves the speed of a tile.
+// _mm512_dpbusd_epi32(sum, codes, x). g++ 12 copies the sums of the intrinsic from register to register and
+// to the stack, which halves the speed of a tile.
 MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
 }
 
-// NT tokens against a panel: y[t][0..31] into out. The sums are named variables: compilers keep arrays and structs
-// that live across a loop in memory.
+// NT tokens against a panel: y[t][0..31] into out. The sums are named variables: compilers keep arrays and
+// structs that live across a loop in memory.
 #define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 #define MOEFLUX_CLEAR(t) __m512i a##t = _mm512_setzero_si512(), b##t = a##t;
-#define MOEFLUX_STEP(t)                           \
-  if constexpr (NT > t) {                         \
-    const __m512i v = broadcast4(x + 4 * t);      \
-    add_products(a##t, w0, v);                    \
-    add_products(b##t, w1, v);                    \
+#define MOEFLUX_STEP(t)                      \
+  if constexpr (NT > t) {                    \
+    const __m512i v = broadcast4(x + 4 * t); \
+    add_products(a##t, w0, v);               \
+    add_products(b##t, w1, v);               \
   }
 #define MOEFLUX_FINISH(t) \
   if constexpr (NT > t) add_group32<Signed>(a##t, b##t, scales, biases, d[t], sx[t], out + 32 * t);
 
 template <int NT, bool Signed>
-void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t steps, const std::int8_t* x, const float* d,
-               const std::int32_t* sx, float* out) noexcept {
+void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t steps, const std::int8_t* x,
+               const float* d, const std::int32_t* sx, float* out) noexcept {
   for (int t = 0; t < 2 * NT; ++t) _mm512_store_ps(out + t * 16, _mm512_setzero_ps());
   const std::uint8_t* codes = panel.codes;
   const float *scales = panel.scales, *biases = panel.biases;
@@ -134,12 +142,12 @@ void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t steps, co
 #undef MOEFLUX_STEP
 #undef MOEFLUX_FINISH
 
-using GemmTileFn = void (*)(const Panel&, std::int64_t, std::int64_t, const std::int8_t*, const float*, const std::int32_t*,
-                            float*) noexcept;
+using GemmTileFn = void (*)(const Panel&, std::int64_t, std::int64_t, const std::int8_t*, const float*,
+                            const std::int32_t*, float*) noexcept;
 template <bool Signed>
 inline constexpr GemmTileFn kGemmTiles[kMaxTileTokens] = {
-    gemm_tile<1, Signed>, gemm_tile<2, Signed>, gemm_tile<3, Signed>, gemm_tile<4, Signed>,
-    gemm_tile<5, Signed>, gemm_tile<6, Signed>, gemm_tile<7, Signed>, gemm_tile<8, Signed>,
+    gemm_tile<1, Signed>, gemm_tile<2, Signed>,  gemm_tile<3, Signed>,  gemm_tile<4, Signed>,
+    gemm_tile<5, Signed>, gemm_tile<6, Signed>,  gemm_tile<7, Signed>,  gemm_tile<8, Signed>,
     gemm_tile<9, Signed>, gemm_tile<10, Signed>, gemm_tile<11, Signed>, gemm_tile<12, Signed>};
 
 template <int Slot>
@@ -152,11 +160,12 @@ void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_en
     fill_panel<Slot>(w, r, row_end, panel);
     for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
       const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
-      kGemmTiles<Slot == 3>[n - 1](panel, n_groups, w.format.group / 4, b.xq.x8 + t * w.cols, b.xq.d + t * n_groups,
-                                   b.xq.sx + t * n_groups, out);
+      kGemmTiles<Slot == 3>[n - 1](panel, n_groups, w.format.group / 4, b.xq.x8 + t * w.cols,
+                                   b.xq.d + t * n_groups, b.xq.sx + t * n_groups, out);
       for (std::int64_t i = 0; i < n; ++i) {
         store_rows(b, t + i, r, row_end - r, _mm512_load_ps(out + i * kPanelRows));
-        if (row_end - r > 16) store_rows(b, t + i, r + 16, row_end - r - 16, _mm512_load_ps(out + i * kPanelRows + 16));
+        if (row_end - r > 16)
+          store_rows(b, t + i, r + 16, row_end - r - 16, _mm512_load_ps(out + i * kPanelRows + 16));
       }
     }
   }
@@ -178,9 +187,9 @@ std::int64_t token_tile(std::int64_t n_tokens) noexcept {
 }
 
 // Rows of one tile side by side, four columns of each in turn; d and sx follow by group.
-void interleave_tokens(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
-                       std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
-                       std::int32_t* sx_out) noexcept {
+void interleave_tokens(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx,
+                       std::int64_t n, std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out,
+                       float* d_out, std::int32_t* sx_out) noexcept {
   for (std::int64_t t = 0; t < n; ++t) {
     std::int8_t* to = x8_out + 4 * t;
     for (std::int64_t c = 0; c < cols; c += 4, to += 4 * n) std::memcpy(to, x8[t] + c, 4);

@@ -1,10 +1,12 @@
-// fast matmul for one token: 16 rows at a time, all of a group's products summed to one integer per row and lane.
+// fast matmul for one token: 16 rows at a time, all of a group's products summed to one integer per row and
+// lane.
 
 namespace {
 
-// Sixteen rows are too many streams for the hardware to run ahead of; the tiles of a matrix follow each other in
-// memory, so the kernel asks for its bytes this far ahead, into the second-level cache: the first has too few
-// requests in flight. (9 GB/s a core into the first level, 17 into the second; 4 KiB ahead 11, 16 or 64 KiB 17.)
+// Sixteen rows are too many streams for the hardware to run ahead of; the tiles of a matrix follow each other
+// in memory, so the kernel asks for its bytes this far ahead, into the second-level cache: the first has too
+// few requests in flight. (9 GB/s a core into the first level, 17 into the second; 4 KiB ahead 11, 16 or 64
+// KiB 17.)
 inline constexpr std::uint64_t kAhead = 16 << 10;
 
 // Four registers of partial sums -> per 128-bit quarter the four sums of that quarter, in row order.
@@ -14,8 +16,8 @@ MOEFLUX_MATH __m512i add_across4(__m512i a, __m512i b, __m512i c, __m512i d) noe
   return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
 }
 
-// q[i]: rows 4i .. 4i + 3, one quarter per quarter of the unit. Out: one register of 16 rows per group of `Lanes`
-// double words; returns how many.
+// q[i]: rows 4i .. 4i + 3, one quarter per quarter of the unit. Out: one register of 16 rows per group of
+// `Lanes` double words; returns how many.
 template <int Lanes>
 MOEFLUX_MATH void gather_groups(const __m512i (&q)[4], __m512i (&out)[4]) noexcept {
   if constexpr (Lanes == 4) {
@@ -26,8 +28,10 @@ MOEFLUX_MATH void gather_groups(const __m512i (&q)[4], __m512i (&out)[4]) noexce
     out[2] = _mm512_shuffle_i32x4(b, d, 0x88);
     out[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
   } else {
-    const __m512i t = _mm512_add_epi32(_mm512_shuffle_i32x4(q[0], q[1], 0x88), _mm512_shuffle_i32x4(q[0], q[1], 0xdd));
-    const __m512i u = _mm512_add_epi32(_mm512_shuffle_i32x4(q[2], q[3], 0x88), _mm512_shuffle_i32x4(q[2], q[3], 0xdd));
+    const __m512i t =
+        _mm512_add_epi32(_mm512_shuffle_i32x4(q[0], q[1], 0x88), _mm512_shuffle_i32x4(q[0], q[1], 0xdd));
+    const __m512i u =
+        _mm512_add_epi32(_mm512_shuffle_i32x4(q[2], q[3], 0x88), _mm512_shuffle_i32x4(q[2], q[3], 0xdd));
     out[0] = _mm512_shuffle_i32x4(t, u, 0x88);
     out[1] = _mm512_shuffle_i32x4(t, u, 0xdd);
     if constexpr (Lanes == 16) out[0] = _mm512_add_epi32(out[0], out[1]);
@@ -36,9 +40,11 @@ MOEFLUX_MATH void gather_groups(const __m512i (&q)[4], __m512i (&out)[4]) noexce
 
 // Partial sums of one row over one unit; `n` codes of it exist.
 template <int Slot, bool Whole>
-MOEFLUX_MATH __m512i unit_dot(const std::uint8_t* codes, int n, __m512i x0, __m512i x1, __m512i acc) noexcept {
+MOEFLUX_MATH __m512i unit_dot(const std::uint8_t* codes, int n, __m512i x0, __m512i x1,
+                              __m512i acc) noexcept {
   if constexpr (kNibbles<Slot>) {
-    const __m512i v = Whole ? load512(codes) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << (n / 2)) - 1, codes);
+    const __m512i v =
+        Whole ? load512(codes) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << (n / 2)) - 1, codes);
     acc = _mm512_dpbusd_epi32(acc, low_codes<Slot>(v), x0);
     return _mm512_dpbusd_epi32(acc, high_codes<Slot>(v), x1);
   } else {
@@ -59,8 +65,10 @@ MOEFLUX_MATH void load_x(const std::int8_t* x8, int n, __m512i& x0, __m512i& x1)
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     const int rest = n > 64 ? n - 64 : 0;
-    const __m512i a = Whole || n >= 64 ? load512(x8) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << n) - 1, x8);
-    const __m512i b = Whole ? load512(x8 + 64) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << rest) - 1, x8 + 64);
+    const __m512i a =
+        Whole || n >= 64 ? load512(x8) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << n) - 1, x8);
+    const __m512i b =
+        Whole ? load512(x8 + 64) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << rest) - 1, x8 + 64);
     x0 = _mm512_permutex2var_epi32(a, even, b);
     x1 = _mm512_permutex2var_epi32(a, odd, b);
   } else {
@@ -71,7 +79,8 @@ MOEFLUX_MATH void load_x(const std::int8_t* x8, int n, __m512i& x0, __m512i& x1)
 
 // acc = fma(idot, s * d, acc), then fma(sx, b * d, acc), for 16 rows.
 template <int Slot>
-MOEFLUX_MATH __m512 add_group(__m512 acc, __m512i idot, const float* s, const float* b, float d, std::int32_t sx) noexcept {
+MOEFLUX_MATH __m512 add_group(__m512 acc, __m512i idot, const float* s, const float* b, float d,
+                              std::int32_t sx) noexcept {
   const __m512 dv = _mm512_set1_ps(d);
   if constexpr (Slot == 3) {
     idot = _mm512_sub_epi32(idot, _mm512_set1_epi32(kE2m1Offset * sx));
@@ -84,8 +93,8 @@ MOEFLUX_MATH __m512 add_group(__m512 acc, __m512i idot, const float* s, const fl
 
 // The unit of 16 rows at offset `at`: sums into q, four rows each. `ahead` runs through the bytes to come.
 template <int Slot, bool Whole>
-MOEFLUX_MATH void tile_unit(const std::uint8_t* const (&row)[kTileRows], std::uint64_t at, const char*& ahead, int n,
-                            const std::int8_t* x8, __m512i (&q)[4]) noexcept {
+MOEFLUX_MATH void tile_unit(const std::uint8_t* const (&row)[kTileRows], std::uint64_t at, const char*& ahead,
+                            int n, const std::int8_t* x8, __m512i (&q)[4]) noexcept {
   constexpr int kUnitBytes = kNibbles<Slot> ? 64 : 8 * kBits<Slot>;
   __m512i x0, x1;
   load_x<Slot, Whole>(x8, n, x0, x1);
@@ -106,7 +115,8 @@ MOEFLUX_MATH void tile_unit(const std::uint8_t* const (&row)[kTileRows], std::ui
 // Groups of `Group` codes, a chunk of groups [0, n_groups) from column 0 of the given pointers.
 template <int Slot, int Group>
 MOEFLUX_MATH __m512 tile_chunk(const std::uint8_t* const (&row)[kTileRows], const char*& ahead, int n_groups,
-                               const Activation& x, const float* scales, const float* biases, __m512 acc) noexcept {
+                               const Activation& x, const float* scales, const float* biases,
+                               __m512 acc) noexcept {
   constexpr int kWidth = kUnit<Slot>;
   const auto put = [&](__m512 a, __m512i idot, int g) noexcept {
     return add_group<Slot>(a, idot, scales + g * kTileRows, biases + g * kTileRows, x.d[g], x.sx[g]);
@@ -143,7 +153,8 @@ MOEFLUX_MATH __m512 tile_chunk(const std::uint8_t* const (&row)[kTileRows], cons
   return acc;
 }
 
-MOEFLUX_MATH void store_rows(const MatMulBlock& b, std::int64_t t, std::int64_t row, std::int64_t n, __m512 acc) noexcept {
+MOEFLUX_MATH void store_rows(const MatMulBlock& b, std::int64_t t, std::int64_t row, std::int64_t n,
+                             __m512 acc) noexcept {
   const __mmask16 mask = n >= 16 ? static_cast<__mmask16>(0xffff) : first(n);
   if (b.bias != nullptr) acc = _mm512_add_ps(acc, _mm512_maskz_loadu_ps(mask, b.bias + row));
   _mm512_mask_storeu_ps(y_row(b, t) + row, mask, acc);
@@ -172,7 +183,8 @@ void matvec_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
         const std::uint64_t at = w.format.row_bytes(static_cast<std::uint64_t>(g * Group));
         for (int i = 0; i < kTileRows; ++i)
           row[i] = reinterpret_cast<const std::uint8_t*>(w.data) + rows.offset[i] * row_bytes + at;
-        const Activation x{b.xq.x8 + t * w.cols + g * Group, b.xq.d + t * n_groups + g, b.xq.sx + t * n_groups + g};
+        const Activation x{b.xq.x8 + t * w.cols + g * Group, b.xq.d + t * n_groups + g,
+                           b.xq.sx + t * n_groups + g};
         acc = tile_chunk<Slot, Group>(row, ahead, n, x, scales, biases, acc);
       }
       store_rows(b, t, r, row_end - r, acc);
@@ -183,9 +195,12 @@ void matvec_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
 template <int Slot>
 void matvec_fast(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   switch (b.w.format.group) {
-    case 32: return matvec_rows<Slot, 32>(b, row_begin, row_end);
-    case 64: return matvec_rows<Slot, 64>(b, row_begin, row_end);
-    default: return matvec_rows<Slot, 128>(b, row_begin, row_end);
+    case 32:
+      return matvec_rows<Slot, 32>(b, row_begin, row_end);
+    case 64:
+      return matvec_rows<Slot, 64>(b, row_begin, row_end);
+    default:
+      return matvec_rows<Slot, 128>(b, row_begin, row_end);
   }
 }
 

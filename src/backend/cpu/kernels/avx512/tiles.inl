@@ -1,20 +1,22 @@
 // Building blocks of the integer kernels: codes of 16 rows side by side, one row per lane.
 //
-// x8 order of this table: inside every eight values 0 2 4 6 1 3 5 7, so that the low nibbles of four packed bytes
-// meet four consecutive bytes of x8 and the high nibbles the next four. Sums inside a group are exact integers: their
-// order is free.
+// x8 order of this table: inside every eight values 0 2 4 6 1 3 5 7, so that the low nibbles of four packed
+// bytes meet four consecutive bytes of x8 and the high nibbles the next four. Sums inside a group are exact
+// integers: their order is free.
 
 namespace {
 
-inline constexpr int kTileRows = 16;    // one f32 accumulator per lane
-inline constexpr int kChunkGroups = 32;  // groups whose scales are transposed at a time: 2 KiB each of scales and biases
+inline constexpr int kTileRows = 16;  // one f32 accumulator per lane
+inline constexpr int kChunkGroups =
+    32;  // groups whose scales are transposed at a time: 2 KiB each of scales and biases
 
 template <int Slot>
 inline constexpr bool kNibbles = Slot == 3 || Slot == 6;
 // Codes of a row that one register of packed bytes (nibbles) or of unpacked codes (other widths) holds.
 template <int Slot>
 inline constexpr int kUnit = kNibbles<Slot> ? 128 : 64;
-// e2m1 codes are signed; vpdpbusd wants the weights unsigned: they are shifted by 12 and 12 * sx is taken off again.
+// e2m1 codes are signed; vpdpbusd wants the weights unsigned: they are shifted by 12 and 12 * sx is taken off
+// again.
 inline constexpr int kE2m1Offset = 12;
 
 MOEFLUX_MATH __m512i load512(const void* p) noexcept { return _mm512_loadu_si512(p); }
@@ -37,8 +39,10 @@ MOEFLUX_MATH void transpose16(__m512i (&r)[16]) noexcept {
   }
 #pragma GCC unroll 4
   for (int c = 0; c < 4; ++c) {
-    const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44), b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
-    const __m512i d = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44), e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
+    const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44),
+                  b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
+    const __m512i d = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44),
+                  e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
     t[c] = _mm512_shuffle_i32x4(a, d, 0x88);
     t[4 + c] = _mm512_shuffle_i32x4(a, d, 0xdd);
     t[8 + c] = _mm512_shuffle_i32x4(b, e, 0x88);
@@ -55,13 +59,14 @@ struct TileRows {
 
 MOEFLUX_MATH TileRows tile_rows(std::int64_t first, std::int64_t end) noexcept {
   TileRows t;
-  for (int i = 0; i < kTileRows; ++i) t.offset[i] = static_cast<std::uint64_t>(first + i < end ? first + i : end - 1);
+  for (int i = 0; i < kTileRows; ++i)
+    t.offset[i] = static_cast<std::uint64_t>(first + i < end ? first + i : end - 1);
   return t;
 }
 
 // Scales of groups [g0, g0 + n) of 16 rows as f32: out[g * stride + row]. n <= kChunkGroups.
-MOEFLUX_MATH void load_tile_16bit(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n, bool bf16,
-                                  float* out, int stride) noexcept {
+MOEFLUX_MATH void load_tile_16bit(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n,
+                                  bool bf16, float* out, int stride) noexcept {
   const auto mask = static_cast<__mmask32>((std::uint64_t{1} << n) - 1);
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi16(mask, p + rows.offset[i] * row_bytes);
@@ -69,8 +74,9 @@ MOEFLUX_MATH void load_tile_16bit(const std::byte* p, std::uint64_t row_bytes, c
   for (int g = 0; g < n; ++g) {
     const __m512i pair = r[g / 2];
     if (bf16) {
-      const __m512i bits = (g & 1) != 0 ? _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))
-                                        : _mm512_slli_epi32(pair, 16);
+      const __m512i bits = (g & 1) != 0
+                               ? _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))
+                               : _mm512_slli_epi32(pair, 16);
       _mm512_store_si512(out + g * stride, bits);
     } else {
       const __m512i bits = (g & 1) != 0 ? _mm512_srli_epi32(pair, 16) : pair;
@@ -79,36 +85,39 @@ MOEFLUX_MATH void load_tile_16bit(const std::byte* p, std::uint64_t row_bytes, c
   }
 }
 
-MOEFLUX_MATH void load_tile_f32(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n, float* out,
-                                int stride) noexcept {
+MOEFLUX_MATH void load_tile_f32(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n,
+                                float* out, int stride) noexcept {
   for (int g0 = 0; g0 < n; g0 += 16) {
     const __mmask16 mask = first(n - g0 < 16 ? n - g0 : 16);
     __m512i r[16];
-    for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, p + rows.offset[i] * row_bytes + 4 * g0);
+    for (int i = 0; i < 16; ++i)
+      r[i] = _mm512_maskz_loadu_epi32(mask, p + rows.offset[i] * row_bytes + 4 * g0);
     transpose16(r);
     for (int g = g0; g < n && g < g0 + 16; ++g) _mm512_store_si512(out + g * stride, r[g - g0]);
   }
 }
 
 // e8m0 bytes as quant::e8m0_half_to_f32.
-MOEFLUX_MATH void load_tile_e8m0(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n, float* out,
-                                 int stride) noexcept {
+MOEFLUX_MATH void load_tile_e8m0(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n,
+                                 float* out, int stride) noexcept {
   const auto mask = static_cast<__mmask64>((std::uint64_t{1} << n) - 1);
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi8(mask, p + rows.offset[i] * row_bytes);
   transpose16(r);
   const __m512i one = _mm512_set1_epi32(1);
   for (int g = 0; g < n; ++g) {
-    const __m512i u = _mm512_and_si512(_mm512_srl_epi32(r[g / 4], _mm_cvtsi32_si128(8 * (g % 4))), _mm512_set1_epi32(255));
+    const __m512i u =
+        _mm512_and_si512(_mm512_srl_epi32(r[g / 4], _mm_cvtsi32_si128(8 * (g % 4))), _mm512_set1_epi32(255));
     const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(u, one), 23);
     const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), u);
-    _mm512_store_si512(out + g * stride, _mm512_mask_blend_epi32(_mm512_cmple_epu32_mask(u, one), normal, small));
+    _mm512_store_si512(out + g * stride,
+                       _mm512_mask_blend_epi32(_mm512_cmple_epu32_mask(u, one), normal, small));
   }
 }
 
 template <int Slot>
-MOEFLUX_MATH void load_scales(const MatrixView& w, const TileRows& rows, std::int64_t g0, int n, float* scales,
-                              float* biases, int stride) noexcept {
+MOEFLUX_MATH void load_scales(const MatrixView& w, const TileRows& rows, std::int64_t g0, int n,
+                              float* scales, float* biases, int stride) noexcept {
   const std::uint64_t row_bytes = w.scale_row_bytes();
   if constexpr (Slot == 3) {
     load_tile_e8m0(w.scales + g0, row_bytes, rows, n, scales, stride);
@@ -136,7 +145,8 @@ MOEFLUX_MATH __m512i high_codes(__m512i packed) noexcept {
   return low_codes<Slot>(_mm512_srli_epi16(packed, 4));
 }
 
-// Which byte of the packed stream each byte of the unpacked qwords starts from: qword j takes bytes j * Bits ...
+// Which byte of the packed stream each byte of the unpacked qwords starts from: qword j takes bytes j * Bits
+// ...
 template <int Bits>
 struct UnpackTables {
   alignas(64) std::uint8_t gather[64];

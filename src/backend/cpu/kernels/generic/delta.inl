@@ -2,25 +2,38 @@
 
 namespace {
 
-void conv_channels(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept {
+inline constexpr std::int64_t kConvChannels = 256;  // taps of a block, tap by tap: at most 16 KiB, 4 KiB for 4 taps
+
+// Tokens outside: rows are read in order, and the rows of the taps before stay in the first-level cache.
+void conv_block(const ConvBlock& b, std::int64_t c0, std::int64_t width) noexcept {
   const std::int64_t taps = b.n_taps;
-  for (std::int64_t c = c_begin; c < c_end; c += 16) {
-    const std::int64_t n = c_end - c < 16 ? c_end - c : 16;
-    float w[CausalConv::kMaxTaps][16] = {};
-    for (std::int64_t j = 0; j < taps; ++j)
-      for (std::int64_t l = 0; l < n; ++l) w[j][l] = b.w[(c + l) * taps + j];
-    for (std::int64_t t = 0; t < b.n_tokens; ++t) {
+  float w[CausalConv::kMaxTaps][kConvChannels];
+  for (std::int64_t j = 0; j < taps; ++j)
+    for (std::int64_t l = 0; l < width; ++l) w[j][l] = b.w[(c0 + l) * taps + j];
+  for (std::int64_t t = 0; t < b.n_tokens; ++t) {
+    const float* rows[CausalConv::kMaxTaps];
+    for (std::int64_t j = 0; j < taps; ++j) {
+      const std::int64_t at = t - (taps - 1) + j;  // before 0: the saved rows, oldest first
+      rows[j] = (at < 0 ? b.state + (at + taps - 1) * b.n_channels : b.u + at * b.u_stride) + c0;
+    }
+    float* out = b.y + t * b.y_stride + c0;
+    std::int64_t c = 0;
+    for (; c + 16 <= width; c += 16) {
       V16 acc = zero();
-      for (std::int64_t j = 0; j < taps; ++j) {
-        const std::int64_t at = t - (taps - 1) + j;  // before 0: the saved rows, oldest first
-        const float* row = at < 0 ? b.state + (at + taps - 1) * b.n_channels : b.u + at * b.u_stride;
-        acc = fma(load(w[j]), n == 16 ? load(row + c) : load_n(row + c, n), acc);
-      }
-      const V16 y = silu(acc);
-      float* out = b.y + t * b.y_stride + c;
-      n == 16 ? store(out, y) : store_n(out, y, n);
+      for (std::int64_t j = 0; j < taps; ++j) acc = fma(load(w[j] + c), load(rows[j] + c), acc);
+      store(out + c, silu(acc));
+    }
+    if (const std::int64_t n = width - c; n > 0) {
+      V16 acc = zero();
+      for (std::int64_t j = 0; j < taps; ++j) acc = fma(load_n(w[j] + c, n), load_n(rows[j] + c, n), acc);
+      store_n(out + c, silu(acc), n);
     }
   }
+}
+
+void conv_channels(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept {
+  for (std::int64_t c = c_begin; c < c_end; c += kConvChannels)
+    conv_block(b, c, c_end - c < kConvChannels ? c_end - c : kConvChannels);
 }
 
 // Tokens outside, columns inside: a block's state stays in the first-level cache while its tokens pass.
