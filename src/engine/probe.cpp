@@ -19,14 +19,14 @@ namespace {
 constexpr std::size_t kBufferBytes = std::size_t{512} << 20;
 // Small enough for an even end on many threads, large enough for the prefetchers to run.
 constexpr std::size_t kTaskBytes = std::size_t{4} << 20;
-constexpr int kPasses = 8;
+constexpr int kPasses = 16;
 
 constexpr std::size_t kTaskWords = kTaskBytes / sizeof(std::uint64_t);
 constexpr std::size_t kTasks = kBufferBytes / kTaskBytes;
 
 // Several independent sums, so that loads and not one chain of additions are the limit.
 std::uint64_t sum_words(const std::uint64_t* words) noexcept {
-  constexpr std::size_t kLanes = 32;
+  constexpr std::size_t kLanes = 16;
   std::array<std::uint64_t, kLanes> lanes{};
   for (std::size_t i = 0; i < kTaskWords; i += kLanes)
     for (std::size_t j = 0; j < kLanes; ++j) lanes[j] += words[i + j];

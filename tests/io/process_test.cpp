@@ -1,0 +1,28 @@
+#include "io/process.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace moeflux::io {
+namespace {
+
+TEST(ProcessMemory, FollowsWhatIsTouched) {
+  const ProcessMemory before = process_memory();
+  if (before.peak_bytes == 0) GTEST_SKIP() << "no /proc/self/status here";
+  EXPECT_GT(before.resident_bytes, 0u);
+  EXPECT_GE(before.peak_bytes, before.resident_bytes);
+  constexpr std::size_t kBytes = std::size_t{64} << 20, kSlack = std::size_t{8} << 20;
+  std::uint64_t with = 0;
+  {
+    const std::vector<char> block(kBytes, 1);
+    with = process_memory().resident_bytes;
+    EXPECT_EQ(block.back(), 1);
+  }
+  EXPECT_GT(with + kSlack, before.resident_bytes + kBytes);
+  // The peak stays when the memory is gone.
+  EXPECT_GE(process_memory().peak_bytes + kSlack, with);
+}
+
+}  // namespace
+}  // namespace moeflux::io
