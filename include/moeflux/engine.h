@@ -2,6 +2,7 @@
 #pragma once
 
 #include <moeflux/options.h>
+#include <moeflux/plan.h>
 #include <moeflux/session.h>
 
 #include <cstdint>
@@ -81,6 +82,8 @@ class Engine {
   std::string backend_name() const;  // "cpu avx512, 2 threads"
   // "all 10240 experts in memory", "2560 of 10240 experts in memory, streamed by uring".
   const std::string& experts_description() const noexcept;
+  // How the memory ceiling was divided.
+  const MemorySplit& memory() const noexcept;
   Precision precision() const noexcept;
 
   std::unique_ptr<Session> create_session(const SessionOptions& options);

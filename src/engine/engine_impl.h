@@ -8,8 +8,10 @@
 #include <vector>
 
 #include <moeflux/engine.h>
+#include <moeflux/plan.h>
 
 #include "backend/backend.h"
+#include "engine/routing_files.h"
 #include "engine/tokenizer.h"
 #include "format/model_folder.h"
 #include "model/model.h"
@@ -25,6 +27,7 @@ struct Engine::Impl {
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;
   std::string experts_description;
+  MemorySplit memory;
   std::optional<Tokenizer> tokenizer;
   std::vector<TokenId> stop_tokens;
   SamplingParams sampling;
@@ -35,13 +38,16 @@ struct Engine::Impl {
 };
 
 struct Session::Impl {
+  std::unique_ptr<engine::RoutingFiles> routing;  // may be null
   session::Session timeline;
   const Engine* engine;
   const text::Tokenizer* text;  // may be null
   const std::vector<bool>* allowed;
 
-  Impl(const session::Parts& parts, const SessionOptions& options, const Engine* owner, const text::Tokenizer* tokenizer, const std::vector<bool>* tokens)
-      : timeline(parts, options), engine(owner), text(tokenizer), allowed(tokens) {}
+  // parts.routing is `files`.
+  Impl(std::unique_ptr<engine::RoutingFiles> files, const session::Parts& parts, const SessionOptions& options, const Engine* owner,
+       const text::Tokenizer* tokenizer, const std::vector<bool>* tokens)
+      : routing(std::move(files)), timeline(parts, options), engine(owner), text(tokenizer), allowed(tokens) {}
 };
 
 }  // namespace moeflux
