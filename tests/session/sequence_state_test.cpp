@@ -41,8 +41,8 @@ TEST(SequenceState, EveryFixtureTakesWhatTheFormulaSays) {
       fixed += fixed_values(layer);
       n_latent += std::holds_alternative<model::MlaSpec>(layer.mixer) ? 1 : 0;
     }
-    for (const std::uint64_t ctx : {1, 100, 700}) {
-      const auto n = static_cast<std::int64_t>(ctx);
+    for (const std::int64_t n : {1, 100, 700}) {
+      const auto ctx = static_cast<std::uint64_t>(n);
       EXPECT_EQ(SequenceState(spec, n, KvType::F32, allocator, copier).bytes(), 4 * (growing * ctx + fixed))
           << entry.path();
       EXPECT_EQ(SequenceState(spec, n, KvType::F16, allocator, copier).bytes(), 2 * growing * ctx + 4 * fixed)
