@@ -35,6 +35,7 @@ constexpr std::array kVerbs = {
     Verb{"inspect", "inspect MODEL", "say what a model folder holds", verb_inspect},
     Verb{"bench", "bench MODEL", "measure speed and what limits it", verb_bench},
     Verb{"plan", "plan MODEL", "what a model will take of this machine, and how fast it can be", verb_plan},
+    Verb{"doctor", "doctor [MODEL|DIR]", "say what this machine offers and lacks", verb_doctor},
     Verb{"simulate", "simulate TRACE", "hit rates of an expert cache on a recorded run", verb_simulate},
     Verb{"synth", "synth --shape NAME --out DIR", "write a random model of a real shape", verb_synth},
     Verb{"version", "version", "print the version", verb_version},

@@ -29,12 +29,16 @@ struct RecordMatrix {
 
   std::uint64_t data_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.row_bytes(static_cast<std::uint64_t>(cols)); }
   std::uint64_t scale_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.scale_row_bytes(static_cast<std::uint64_t>(cols)); }
+  std::uint64_t bytes() const noexcept { return data_bytes() + scale_bytes() * (format.has_biases() ? 2 : 1); }
+  std::uint64_t n_params() const noexcept { return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(cols); }
 };
 
 // An additive bias inside a record, as f32. count == 0: there is none.
 struct RecordVector {
   std::int64_t count = 0;
   std::uint64_t at = 0;
+
+  std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(count) * 4; }
 };
 
 // Where everything is in the records of one layer (all its experts are alike).
