@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "engine/tokenizer.h"
 #include "format/model_folder.h"
+#include "io/region_allocator.h"
 #include "model/model.h"
 #include "session/session.h"
 #include "store/expert_store.h"
@@ -21,6 +22,7 @@ namespace moeflux {
 struct Engine::Impl {
   EngineOptions options;
   ModelInfo info;
+  io::RegionAllocator memory;  // of the CPU backend
   std::unique_ptr<backend::Backend> backend;
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -14,25 +15,37 @@ namespace {
 
 constexpr std::uint64_t kStagingBytes = 8u << 20;  // large enough for full disk speed, small beside any trunk
 constexpr std::size_t kTensorAlign = 64;
+// Tensors share blocks of this size, so that small ones (scales, norms) lie on huge pages, too; larger ones have their own.
+constexpr std::uint64_t kBlockBytes = 16u << 20;
 
 }  // namespace
 
-Buffer& TrunkStore::add(std::uint64_t bytes) {
-  buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
+std::byte* TrunkStore::add(std::uint64_t bytes) {
   bytes_ += bytes;
-  return buffers_.back();
+  if (bytes >= kBlockBytes) {
+    buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
+    return buffers_.back().data();
+  }
+  const std::uint64_t room = round_up(bytes, kTensorAlign);
+  if (room > free_bytes_) {
+    buffers_.push_back(allocator_.allocate(kBlockBytes, kTensorAlign));
+    free_ = buffers_.back().data();
+    free_bytes_ = kBlockBytes;
+  }
+  free_bytes_ -= room;
+  return std::exchange(free_, free_ + room);
 }
 
 const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes,
                                        std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs) {
-  Buffer& buffer = add(static_cast<std::uint64_t>(rows) * row_bytes);
+  std::byte* const to = add(static_cast<std::uint64_t>(rows) * row_bytes);
   std::uint64_t at = 0;
   const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
     for (std::uint64_t done = 0; done < n;) {
       const std::uint64_t piece = std::min(kStagingBytes, n - done);
       staging_.resize(std::max<std::size_t>(staging_.size(), piece));
       folder_.file(extent.file).read_exact(extent.offset + offset + done, {staging_.data(), piece});
-      copier_.to_device(buffer.data() + at, staging_.data(), piece);
+      copier_.to_device(to + at, staging_.data(), piece);
       done += piece;
       at += piece;
     }
@@ -40,7 +53,7 @@ const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64
   if (runs.empty()) copy(0, extent.bytes);
   for (const MatrixSource::RowRun& run : runs)
     copy(static_cast<std::uint64_t>(run.begin) * row_bytes, static_cast<std::uint64_t>(run.n) * row_bytes);
-  return buffer.data();
+  return to;
 }
 
 // The wanted rows one after another; a stored row may stand for several.
@@ -60,9 +73,9 @@ std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::
 }
 
 const std::byte* TrunkStore::upload(std::span<const std::byte> bytes) {
-  Buffer& buffer = add(bytes.size());
-  copier_.to_device(buffer.data(), bytes.data(), bytes.size());
-  return buffer.data();
+  std::byte* const to = add(bytes.size());
+  copier_.to_device(to, bytes.data(), bytes.size());
+  return to;
 }
 
 namespace {
@@ -141,9 +154,9 @@ TensorView TrunkStore::load(const VectorSource& s) {
 
 TensorView TrunkStore::load(std::span<const float> values) {
   if (values.empty()) return {};
-  Buffer& buffer = add(values.size_bytes());
-  copier_.to_device(buffer.data(), reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
-  return view_f32(buffer.as<float>(), {static_cast<std::int64_t>(values.size())});
+  std::byte* const to = add(values.size_bytes());
+  copier_.to_device(to, reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
+  return view_f32(reinterpret_cast<float*>(to), {static_cast<std::int64_t>(values.size())});
 }
 
 }  // namespace moeflux::store

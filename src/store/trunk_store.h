@@ -67,12 +67,14 @@ class TrunkStore {
   quant::MatrixView load_changed(const MatrixSource& source);
   std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
   const std::byte* upload(std::span<const std::byte> bytes);
-  Buffer& add(std::uint64_t bytes);
+  std::byte* add(std::uint64_t bytes);  // memory for one tensor
 
   const format::ModelFolder& folder_;
   Allocator& allocator_;
   Copier& copier_;
   std::vector<Buffer> buffers_;
+  std::byte* free_ = nullptr;  // the rest of the last block that tensors share
+  std::uint64_t free_bytes_ = 0;
   std::vector<std::byte> staging_;
   std::uint64_t bytes_ = 0;
 };
