@@ -1,6 +1,5 @@
 #include "store/trunk_store.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -13,7 +12,6 @@
 namespace moeflux::store {
 namespace {
 
-constexpr std::uint64_t kStagingBytes = 8u << 20;  // large enough for full disk speed, small beside any trunk
 constexpr std::size_t kTensorAlign = 64;
 // Tensors share blocks of this size, so that small ones (scales, norms) lie on huge pages, too; larger ones have their own.
 constexpr std::uint64_t kBlockBytes = 16u << 20;
@@ -41,14 +39,8 @@ const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64
   std::byte* const to = add(static_cast<std::uint64_t>(rows) * row_bytes);
   std::uint64_t at = 0;
   const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
-    for (std::uint64_t done = 0; done < n;) {
-      const std::uint64_t piece = std::min(kStagingBytes, n - done);
-      staging_.resize(std::max<std::size_t>(staging_.size(), piece));
-      folder_.file(extent.file).read_exact(extent.offset + offset + done, {staging_.data(), piece});
-      copier_.to_device(to + at, staging_.data(), piece);
-      done += piece;
-      at += piece;
-    }
+    put_off_.push_back({{extent.file, extent.offset + offset, n}, to + at});
+    at += n;
   };
   if (runs.empty()) copy(0, extent.bytes);
   for (const MatrixSource::RowRun& run : runs)
@@ -128,14 +120,24 @@ quant::MatrixView TrunkStore::load(const MatrixSource& s) {
   v.data = load_rows(s.data, v.row_bytes(), s.rows, s.runs);
   if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s.rows, s.runs);
   if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s.rows, s.runs);
-  if (s.format.kind == quant::FormatKind::Mxfp4) {
-    std::vector<std::byte> host(static_cast<std::uint64_t>(s.rows) * v.scale_row_bytes());
-    copier_.to_host(host.data(), v.scales, host.size());
-    quant::MatrixView checked = v;
-    checked.scales = host.data();
-    check_scales(checked, s.name);
-  }
+  if (s.format.kind == quant::FormatKind::Mxfp4) to_check_.emplace_back(v, s.name);
   return v;
+}
+
+void TrunkStore::finish(const std::function<void(std::uint64_t)>& progress) {
+  std::uint64_t missing = 0;
+  for (const BulkRead& r : put_off_) missing += r.source.bytes;
+  BulkHooks hooks;
+  if (progress) hooks.progress = [&](std::uint64_t done) { progress(bytes_ - missing + done); };
+  bulk_load(folder_, put_off_, copier_, hooks);
+  put_off_.clear();
+  for (auto& [view, name] : to_check_) {
+    std::vector<std::byte> host(static_cast<std::uint64_t>(view.rows) * view.scale_row_bytes());
+    copier_.to_host(host.data(), view.scales, host.size());
+    view.scales = host.data();
+    check_scales(view, name);
+  }
+  to_check_.clear();
 }
 
 TensorView TrunkStore::load(const VectorSource& s) {
