@@ -93,7 +93,7 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
   impl->stop_tokens = collect_stops(folder, impl->tokenizer ? &impl->tokenizer->impl_->text : nullptr, parsed.spec.vocab_size);
   impl->sampling = read_sampling(folder);
 
-  impl->backend = backend::make_cpu_backend({options.n_threads, options.isa});
+  impl->backend = backend::make_cpu_backend({options.n_threads, options.isa, &impl->memory});
   impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
   engine::ExpertSetup experts = engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
   impl->experts = std::move(experts.store);

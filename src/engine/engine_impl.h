@@ -14,6 +14,7 @@
 #include "engine/routing_files.h"
 #include "engine/tokenizer.h"
 #include "format/model_folder.h"
+#include "io/region_allocator.h"
 #include "model/model.h"
 #include "session/session.h"
 #include "store/expert_store.h"
@@ -23,6 +24,7 @@ namespace moeflux {
 struct Engine::Impl {
   EngineOptions options;
   ModelInfo info;
+  io::RegionAllocator memory;  // of the CPU backend
   std::unique_ptr<backend::Backend> backend;
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;

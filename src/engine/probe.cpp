@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "core/clock.h"
@@ -13,6 +11,7 @@
 #include "engine/read_memory.h"
 #include "format/model_folder.h"
 #include "io/machine.h"
+#include "io/region_allocator.h"
 
 namespace moeflux {
 namespace {
@@ -47,11 +46,12 @@ std::uint64_t default_ram_bytes() {
 
 MemoryBandwidth probe_memory_bandwidth(int n_threads) {
   ThreadPool pool(n_threads);
-  const std::unique_ptr<std::uint64_t[]> words(new (std::nothrow) std::uint64_t[kTasks * kTaskWords]);
-  if (words == nullptr) fail(ErrorCode::OutOfMemory, "the memory probe needs {} bytes", kBufferBytes);
+  io::RegionAllocator memory;  // where weights lie
+  const Buffer buffer = memory.allocate(kBufferBytes, 64);
+  auto* const words = buffer.as<std::uint64_t>();
   // Every page gets memory of its own before it is timed.
   pool.run(kTasks, [&](std::int64_t task, int) noexcept {
-    std::uint64_t* begin = words.get() + static_cast<std::size_t>(task) * kTaskWords;
+    std::uint64_t* begin = words + static_cast<std::size_t>(task) * kTaskWords;
     std::fill(begin, begin + kTaskWords, static_cast<std::uint64_t>(task) + 1);
   });
   std::uint64_t expected = 0;
@@ -63,7 +63,7 @@ MemoryBandwidth probe_memory_bandwidth(int n_threads) {
     const std::uint64_t start = now_ns();
     pool.run(kTasks, [&](std::int64_t task, int) noexcept {
       const auto i = static_cast<std::size_t>(task);
-      sums[i] = engine::sum_words(words.get() + i * kTaskWords, kTaskWords);
+      sums[i] = engine::sum_words(words + i * kTaskWords, kTaskWords);
     });
     best_ns = std::min(best_ns, now_ns() - start);
     std::uint64_t total = 0;

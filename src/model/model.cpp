@@ -5,22 +5,10 @@
 namespace moeflux::model {
 namespace {
 
-// Loads sources one by one and reports how far it is.
-class Loader {
- public:
-  Loader(store::TrunkStore& trunk, std::uint64_t total, const ProgressSink& progress) : trunk_(trunk), total_(total), progress_(progress) {}
-  quant::MatrixView operator()(const store::MatrixSource& s) const { return report(trunk_.load(s)); }
-  TensorView operator()(const store::VectorSource& s) const { return report(trunk_.load(s)); }
-
- private:
-  template <class T>
-  T report(T view) const {
-    if (progress_) progress_("trunk", trunk_.bytes(), total_);
-    return view;
-  }
-  store::TrunkStore& trunk_;
-  std::uint64_t total_;
-  const ProgressSink& progress_;
+struct Loader {
+  store::TrunkStore& trunk;
+  quant::MatrixView operator()(const store::MatrixSource& s) const { return trunk.load(s); }
+  TensorView operator()(const store::VectorSource& s) const { return trunk.load(s); }
 };
 
 const RopeSpec* rope_of(const LayerSpec& layer) {
@@ -34,7 +22,7 @@ const RopeSpec* rope_of(const LayerSpec& layer) {
 Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress)
     : spec_(std::move(spec)), trunk_(folder, backend.allocator(), backend.copier()) {
   binding.require_complete(folder);
-  const Loader load(trunk_, binding.trunk_bytes(), progress);
+  const Loader load{trunk_};
   const ModelSources& from = binding.sources;
   weights_.embed = load(from.embed);
   weights_.head = load(from.head);
@@ -49,6 +37,10 @@ Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& 
     RopeWeights& rope = ropes_.emplace_back();
     if (const RopeSpec* r = rope_of(spec_.layers[l])) rope = {trunk_.load(std::span<const float>(r->inv_freq)), r->style, r->magnitude};
   }
+  const std::uint64_t total = trunk_.bytes();
+  trunk_.finish([&](std::uint64_t done) {
+    if (progress) progress("trunk", done, total);
+  });
 }
 
 std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {

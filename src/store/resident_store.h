@@ -47,6 +47,9 @@ class ResidentStore final : public ExpertStore {
     std::vector<ExpertIdx> experts;
   };
 
+  void load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, const std::function<void(std::uint64_t)>& progress);
+  void load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier);
+
   std::vector<Layer> layers_;
   std::size_t max_experts_ = 0;
   mutable std::mutex mutex_;  // tickets and counters
