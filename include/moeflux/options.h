@@ -15,7 +15,7 @@ struct SessionOptions {
   KvType kv = KvType::F32;
   std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: the engine's choice. Never changes a result.
   std::filesystem::path trace = {};   // records which experts were chosen (docs/format.md); Session::finish_trace() ends it
-  std::filesystem::path replay = {};  // takes the choice of experts from such a file: for measurements only
+  std::filesystem::path replay = {};  // takes the choice of experts from such a file: for measurements only; no prefetch
   bool record_reads = false;      // keeps what every decoded token read, see Session::reads()
 };
 

@@ -24,7 +24,7 @@ namespace moeflux {
 struct Engine::Impl {
   EngineOptions options;
   ModelInfo info;
-  io::RegionAllocator memory;  // of the CPU backend
+  io::RegionAllocator host_memory;  // of the CPU backend
   std::unique_ptr<backend::Backend> backend;
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;

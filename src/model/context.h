@@ -53,13 +53,14 @@ struct Context {
   MoeScratch& moe;
   ExpertCounters& counters;
   Precision precision = Precision::Exact;
-  bool prefetch = false;           // foretell the next layer's experts while decoding
+  bool prefetch = false;           // foretell the next layer's experts
   RoutingHook* routing = nullptr;  // may be null
   std::vector<LayerReads>* reads = nullptr;  // of single tokens; may be null
 
   template <class Op>
   void run(const Op& op) {
     backend.run(stream, op);
+    if (prefetch) experts.poll();
   }
   // y = W x for one matrix.
   void matmul(const TensorView& x, const quant::MatrixView& w, const TensorView& y, Precision p) {

@@ -95,7 +95,8 @@ void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& o
 void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options) {
   const std::uint64_t start = now_ns();
   model::Context c{parts_.backend, *stream_, parts_.experts, arena_, moe_, counters_, parts_.precision};
-  c.prefetch = decode && governor_.on();
+  // The governor judges decoding; a prompt's experts are nearly certain.
+  c.prefetch = decode ? governor_.on() : parts_.prefetch != Prefetch::Off && !parts_.experts.resident();
   c.routing = parts_.routing;
   if (record_reads_ && decode) c.reads = &reads_;
   chunk_tokens_.clear();

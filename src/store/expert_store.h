@@ -83,6 +83,8 @@ class ExpertStore {
   virtual void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept = 0;
   // Experts that may be wanted soon, each with this probability: low priority, never blocks, may be dropped.
   virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
+  // Gives reads that wait for others a chance to go on. Cheap; called between ops.
+  virtual void poll() noexcept {}
   // The most experts one lease may hold; never less than a token's top-k.
   virtual std::size_t max_lease() const noexcept = 0;
   // How many experts of a prompt should be asked for at once: what is read ahead while the ones before are computed.

@@ -169,6 +169,7 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   group_by_expert(c.moe, n, spec.top_k, spec.n_experts);
 
   run_experts(c, layer, spec, w, x, s, h, next);
+  if (c.prefetch && n > 1 && next.spec != nullptr) announce_scan(c, next, n);
   c.run(backend::Combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h});
 }
 
