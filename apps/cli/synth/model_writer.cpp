@@ -6,8 +6,8 @@
 #include <cstring>
 #include <span>
 
-#include "cli/synth/stream_file.h"
 #include "cli/synth/tokenizer_files.h"
+#include "io/stream_file.h"
 
 namespace moeflux::cli::synth {
 namespace {
@@ -33,9 +33,9 @@ std::string header_text(const Plan& plan, const Shard& shard) {
   return prefix + text;
 }
 
-void write_shard(const NewFolder& folder, const Plan& plan, const Shard& shard, std::uint64_t& done,
+void write_shard(const io::NewFolder& folder, const Plan& plan, const Shard& shard, std::uint64_t& done,
                  const WriteProgress& progress) {
-  StreamFile file(folder.path() / shard.file, shard.bytes);
+  io::StreamFile file(folder.path() / shard.file, shard.bytes);
   file.append(std::as_bytes(std::span(shard.header)));
   done += shard.header.size();
   std::vector<std::byte> block(kBlockBytes);
@@ -90,7 +90,7 @@ std::uint64_t total_bytes(const std::vector<Shard>& shards) {
   return sum;
 }
 
-void write_model(NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
+void write_model(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
                  const WriteProgress& progress) {
   std::uint64_t done = 0;
   for (const Shard& shard : shards) write_shard(folder, plan, shard, done, progress);
