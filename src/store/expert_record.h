@@ -9,6 +9,7 @@
 #include <moeflux/types.h>
 
 #include "core/checked.h"
+#include "core/hash.h"
 #include "core/tensor_view.h"
 #include "format/model_folder.h"
 #include "quant/format.h"
@@ -62,15 +63,27 @@ struct RecordPiece {
 // The record's bytes of a piece from the bytes of its source.
 void place_piece(const RecordPiece& piece, std::span<const std::byte> source, std::span<std::byte> record);
 
+// What the bytes of a record from a pack must hash to; bound to its model, layer and expert by the seed.
+struct RecordCheck {
+  Digest digest;
+  std::uint64_t seed = 0;
+  bool passes(std::span<const std::byte> record) const noexcept { return digest_bytes(record, seed) == digest; }
+};
+
 // The experts of one layer on disk. Empty (no experts) for a dense layer.
 struct ExpertLayer {
   RecordLayout layout;
   std::int64_t n_experts = 0;
   std::size_t pieces_per_expert = 0;
   std::vector<RecordPiece> pieces;  // [n_experts, pieces_per_expert]
+  std::vector<RecordCheck> checks;  // [n_experts] in a pack, where a record is one piece as it is; else none
 
   std::span<const RecordPiece> expert(ExpertIdx e) const noexcept {
     return {pieces.data() + static_cast<std::size_t>(raw(e)) * pieces_per_expert, pieces_per_expert};
+  }
+  // Of bytes that were read for the expert's only piece. True where there is nothing to compare with.
+  bool intact(ExpertIdx e, std::span<const std::byte> record) const noexcept {
+    return checks.empty() || checks[static_cast<std::size_t>(raw(e))].passes(record);
   }
 };
 
@@ -85,6 +98,9 @@ struct ExpertView {
   quant::MatrixView gate, up, down;
   TensorView gate_bias, up_bias, down_bias;  // additive, f32, or empty
 };
+
+// For messages about records that are not intact.
+inline constexpr const char* kDamagedRecord = "the record does not match its checksum";
 
 ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept;
 

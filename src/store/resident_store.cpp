@@ -30,6 +30,18 @@ void read_record(const ExpertLayer& layer, std::int64_t expert, const format::Mo
   }
 }
 
+// Once more when it came damaged: the disk may have it right.
+void read_intact(const ExpertLayer& layer, std::int64_t expert, const format::ModelFolder& folder, std::span<std::byte> record,
+                 std::vector<std::byte>& scratch) {
+  const auto e = ExpertIdx(static_cast<std::int32_t>(expert));
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    read_record(layer, expert, folder, record, scratch);
+    if (layer.intact(e, record)) return;
+  }
+  const format::Extent& source = layer.expert(e)[0].source;
+  fail(ErrorCode::InvalidModel, "{}: {} bytes at offset {}: {}", folder.file(source.file).path().string(), source.bytes, source.offset, kDamagedRecord);
+}
+
 }  // namespace
 
 ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator,
@@ -48,7 +60,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
     staging.assign(source.layout.bytes, std::byte{0});
     for (std::int64_t e = 0; e < source.n_experts; ++e) {
       try {
-        read_record(source, e, folder, staging, scratch);
+        read_intact(source, e, folder, staging, scratch);
         const ExpertView view = view_record(source.layout, staging.data());
         for (const quant::MatrixView* m : {&view.gate, &view.up, &view.down}) check_scales(*m, "expert");
       } catch (const Error& error) {

@@ -23,31 +23,61 @@ Buffer& TrunkStore::add(std::uint64_t bytes) {
   return buffers_.back();
 }
 
-const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes,
-                                       std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs) {
-  Buffer& buffer = add(static_cast<std::uint64_t>(rows) * row_bytes);
-  std::uint64_t at = 0;
-  const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
-    for (std::uint64_t done = 0; done < n;) {
-      const std::uint64_t piece = std::min(kStagingBytes, n - done);
-      staging_.resize(std::max<std::size_t>(staging_.size(), piece));
-      folder_.file(extent.file).read_exact(extent.offset + offset + done, {staging_.data(), piece});
-      copier_.to_device(buffer.data() + at, staging_.data(), piece);
-      done += piece;
-      at += piece;
+void TrunkStore::fail_damaged(const format::Extent& extent, const std::string& name) const {
+  fail(ErrorCode::InvalidModel, "{}: tensor {}: {} bytes at offset {} do not match their checksum", folder_.file(extent.file).path().string(), name,
+       extent.bytes, extent.offset);
+}
+
+std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, const std::string& name) const {
+  std::vector<std::byte> out(extent.bytes);
+  const Digest* want = folder_.digest(extent);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    folder_.file(extent.file).read_exact(extent.offset, out);
+    if (want == nullptr || digest_bytes(out) == *want) return out;
+  }
+  fail_damaged(extent, name);
+}
+
+void TrunkStore::stream(const format::Extent& part, std::byte* to, DigestStream* digest) {
+  for (std::uint64_t done = 0; done < part.bytes;) {
+    const std::uint64_t piece = std::min(kStagingBytes, part.bytes - done);
+    staging_.resize(std::max<std::size_t>(staging_.size(), piece));
+    folder_.file(part.file).read_exact(part.offset + done, {staging_.data(), piece});
+    if (digest != nullptr) digest->add({staging_.data(), piece});
+    copier_.to_device(to + done, staging_.data(), piece);
+    done += piece;
+  }
+}
+
+const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s) {
+  Buffer& buffer = add(static_cast<std::uint64_t>(s.rows) * row_bytes);
+  const Digest* want = folder_.digest(extent);
+  if (s.runs.empty()) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      DigestStream digest;
+      stream(extent, buffer.data(), want == nullptr ? nullptr : &digest);
+      if (want == nullptr || digest.digest() == *want) return buffer.data();
     }
-  };
-  if (runs.empty()) copy(0, extent.bytes);
-  for (const MatrixSource::RowRun& run : runs)
-    copy(static_cast<std::uint64_t>(run.begin) * row_bytes, static_cast<std::uint64_t>(run.n) * row_bytes);
+    fail_damaged(extent, s.name);
+  }
+  // A checksum is that of the whole tensor, so all of it is read where there is one.
+  const std::vector<std::byte> whole = want == nullptr ? std::vector<std::byte>() : read_whole(extent, s.name);
+  std::uint64_t at = 0;
+  for (const MatrixSource::RowRun& run : s.runs) {
+    const std::uint64_t first = static_cast<std::uint64_t>(run.begin) * row_bytes, n = static_cast<std::uint64_t>(run.n) * row_bytes;
+    if (want != nullptr)
+      copier_.to_device(buffer.data() + at, whole.data() + first, n);
+    else
+      stream({extent.file, extent.offset + first, n}, buffer.data() + at, nullptr);
+    at += n;
+  }
   return buffer.data();
 }
 
 // The wanted rows one after another; a stored row may stand for several.
 std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s,
                                              std::int64_t rows_per_row) const {
-  std::vector<std::byte> stored(extent.bytes);
-  folder_.file(extent.file).read_exact(extent.offset, stored);
+  const std::vector<std::byte> stored = read_whole(extent, s.name);
   std::vector<std::byte> out;
   out.reserve(static_cast<std::uint64_t>(s.rows) * row_bytes);
   const std::vector<MatrixSource::RowRun> all{{0, s.rows}};
@@ -112,9 +142,9 @@ quant::MatrixView TrunkStore::load(const MatrixSource& s) {
   v.format = s.format;
   v.rows = s.rows;
   v.cols = s.cols;
-  v.data = load_rows(s.data, v.row_bytes(), s.rows, s.runs);
-  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s.rows, s.runs);
-  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s.rows, s.runs);
+  v.data = load_rows(s.data, v.row_bytes(), s);
+  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s);
+  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s);
   if (s.format.kind == quant::FormatKind::Mxfp4) {
     std::vector<std::byte> host(static_cast<std::uint64_t>(s.rows) * v.scale_row_bytes());
     copier_.to_host(host.data(), v.scales, host.size());
@@ -127,8 +157,7 @@ quant::MatrixView TrunkStore::load(const MatrixSource& s) {
 
 TensorView TrunkStore::load(const VectorSource& s) {
   if (s.count == 0) return {};
-  std::vector<std::byte> stored(s.data.bytes);
-  folder_.file(s.data.file).read_exact(s.data.offset, stored);
+  const std::vector<std::byte> stored = read_whole(s.data, s.name);
   std::vector<float> values(static_cast<std::size_t>(s.count));
   quant::decode_floats(stored.data(), s.dtype, values);
   for (float& v : values) {

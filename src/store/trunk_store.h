@@ -9,6 +9,7 @@
 #include <moeflux/types.h>
 
 #include "core/buffer.h"
+#include "core/hash.h"
 #include "core/tensor_view.h"
 #include "format/model_folder.h"
 #include "quant/format.h"
@@ -48,7 +49,8 @@ struct VectorSource {
   std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(count) * 4; }
 };
 
-// Reads tensors into memory it owns; the views it returns live as long as it does.
+// Reads tensors into memory it owns; the views it returns live as long as it does. A tensor of a pack that does not match its
+// checksum, twice, is InvalidModel naming file and tensor.
 class TrunkStore {
  public:
   // `folder` is used by load calls only; allocator and copier must outlive the store.
@@ -61,8 +63,13 @@ class TrunkStore {
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
-  // `runs` in units of row_bytes; empty: everything. Streams through the staging buffer.
-  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs);
+  // `runs` in units of row_bytes; empty: everything.
+  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source);
+  // Streams a part of a tensor through the staging buffer to `to`; `digest` sees it pass.
+  void stream(const format::Extent& part, std::byte* to, DigestStream* digest);
+  // A whole tensor in host memory, checked.
+  std::vector<std::byte> read_whole(const format::Extent& extent, const std::string& name) const;
+  [[noreturn]] void fail_damaged(const format::Extent& extent, const std::string& name) const;
   // Matrices that memory holds otherwise than the file: as a whole through host memory.
   quant::MatrixView load_changed(const MatrixSource& source);
   std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
