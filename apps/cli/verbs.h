@@ -23,6 +23,8 @@ int verb_inspect(Arguments arguments);
 int verb_simulate(Arguments arguments);
 int verb_synth(Arguments arguments);
 int verb_bench(Arguments arguments);
+int verb_pack(Arguments arguments);
+int verb_verify(Arguments arguments);
 int verb_version(Arguments arguments);
 
 }  // namespace moeflux::cli
