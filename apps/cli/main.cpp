@@ -34,6 +34,8 @@ constexpr std::array kVerbs = {
     Verb{"tokenize", "tokenize MODEL [TEXT]", "text to token ids and back", verb_tokenize},
     Verb{"inspect", "inspect MODEL", "say what a model folder holds", verb_inspect},
     Verb{"bench", "bench MODEL", "measure speed and what limits it", verb_bench},
+    Verb{"plan", "plan MODEL", "what a model will take of this machine, and how fast it can be", verb_plan},
+    Verb{"doctor", "doctor [MODEL|DIR]", "say what this machine offers and lacks", verb_doctor},
     Verb{"simulate", "simulate TRACE", "hit rates of an expert cache on a recorded run", verb_simulate},
     Verb{"pack", "pack MODEL --out DIR", "rewrite a model for faster streaming", verb_pack},
     Verb{"verify", "verify PACK", "check every byte of a pack", verb_verify},

@@ -5,11 +5,9 @@
 
 #include <fmt/format.h>
 
-namespace moeflux::engine {
+#include "engine/expert_setup.h"
 
-io::ReaderKind reader_kind(IoKind kind) noexcept {
-  return kind == IoKind::Uring ? io::ReaderKind::Uring : kind == IoKind::Pread ? io::ReaderKind::Pread : io::ReaderKind::Auto;
-}
+namespace moeflux::engine {
 
 io::ReadAheadOptions read_ahead(IoKind io, std::uint64_t job_bytes) {
   io::ReadAheadOptions options;

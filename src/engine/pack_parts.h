@@ -14,8 +14,6 @@
 
 namespace moeflux::engine {
 
-io::ReaderKind reader_kind(IoKind kind) noexcept;
-
 io::ReadAheadOptions read_ahead(IoKind io, std::uint64_t job_bytes);
 
 // Extents cut into jobs of one part each; the jobs of an extent follow each other and none spans two.

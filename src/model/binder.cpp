@@ -189,22 +189,23 @@ class Binder {
 
   static void count_formats(Binding& out) {
     struct Visitor {
-      std::map<std::string, std::uint64_t>& formats;
+      Binding& out;
       void operator()(const MatrixSource& m) const {
-        if (m.rows > 0) formats[m.format.name()] += m.bytes();
+        if (m.rows > 0) out.trunk_formats[m.format.name()] += m.bytes();
+        out.trunk_params += static_cast<std::uint64_t>(m.rows) * static_cast<std::uint64_t>(m.cols);
       }
       void operator()(const VectorSource& v) const {
-        if (v.count > 0) formats["f32"] += v.bytes();
+        if (v.count > 0) out.trunk_formats["f32"] += v.bytes();
+        out.trunk_params += static_cast<std::uint64_t>(v.count);
       }
     };
-    for_each_tensor(out.sources, Visitor{out.trunk_formats});
+    for_each_tensor(out.sources, Visitor{out});
     for (const store::ExpertLayer& l : out.experts.layers) {
       const auto n = static_cast<std::uint64_t>(l.n_experts);
       if (n == 0) continue;
-      for (const store::RecordMatrix* m : {&l.layout.gate, &l.layout.up, &l.layout.down})
-        out.expert_formats[m->format.name()] += n * (m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1));
+      for (const store::RecordMatrix* m : {&l.layout.gate, &l.layout.up, &l.layout.down}) out.expert_formats[m->format.name()] += n * m->bytes();
       for (const store::RecordVector* v : {&l.layout.gate_bias, &l.layout.up_bias, &l.layout.down_bias})
-        if (v->count > 0) out.expert_formats["f32"] += n * static_cast<std::uint64_t>(v->count) * 4;
+        if (v->count > 0) out.expert_formats["f32"] += n * v->bytes();
     }
   }
 

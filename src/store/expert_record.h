@@ -3,17 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include <moeflux/types.h>
 
 #include "core/checked.h"
-#include "core/hash.h"
 #include "core/tensor_view.h"
 #include "format/model_folder.h"
 #include "quant/format.h"
 #include "store/piece_transform.h"
+#include "store/record_check.h"
 
 namespace moeflux::store {
 
@@ -30,12 +31,16 @@ struct RecordMatrix {
 
   std::uint64_t data_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.row_bytes(static_cast<std::uint64_t>(cols)); }
   std::uint64_t scale_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.scale_row_bytes(static_cast<std::uint64_t>(cols)); }
+  std::uint64_t bytes() const noexcept { return data_bytes() + scale_bytes() * (format.has_biases() ? 2 : 1); }
+  std::uint64_t n_params() const noexcept { return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(cols); }
 };
 
 // An additive bias inside a record, as f32. count == 0: there is none.
 struct RecordVector {
   std::int64_t count = 0;
   std::uint64_t at = 0;
+
+  std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(count) * 4; }
 };
 
 // Where everything is in the records of one layer (all its experts are alike).
@@ -63,13 +68,6 @@ struct RecordPiece {
 // The record's bytes of a piece from the bytes of its source.
 void place_piece(const RecordPiece& piece, std::span<const std::byte> source, std::span<std::byte> record);
 
-// What the bytes of a record from a pack must hash to; bound to its model, layer and expert by the seed.
-struct RecordCheck {
-  Digest digest;
-  std::uint64_t seed = 0;
-  bool passes(std::span<const std::byte> record) const noexcept { return digest_bytes(record, seed) == digest; }
-};
-
 // The experts of one layer on disk. Empty (no experts) for a dense layer.
 struct ExpertLayer {
   RecordLayout layout;
@@ -81,9 +79,8 @@ struct ExpertLayer {
   std::span<const RecordPiece> expert(ExpertIdx e) const noexcept {
     return {pieces.data() + static_cast<std::size_t>(raw(e)) * pieces_per_expert, pieces_per_expert};
   }
-  // Of bytes that were read for the expert's only piece. True where there is nothing to compare with.
-  bool intact(ExpertIdx e, std::span<const std::byte> record) const noexcept {
-    return checks.empty() || checks[static_cast<std::size_t>(raw(e))].passes(record);
+  std::optional<RecordCheck> check(ExpertIdx e) const noexcept {
+    return checks.empty() ? std::nullopt : std::optional(checks[static_cast<std::size_t>(raw(e))]);
   }
 };
 
@@ -98,9 +95,6 @@ struct ExpertView {
   quant::MatrixView gate, up, down;
   TensorView gate_bias, up_bias, down_bias;  // additive, f32, or empty
 };
-
-// For messages about records that are not intact.
-inline constexpr const char* kDamagedRecord = "the record does not match its checksum";
 
 ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept;
 

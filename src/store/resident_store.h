@@ -23,6 +23,7 @@ class ResidentStore final : public ExpertStore {
   std::size_t max_lease() const noexcept override { return max_experts_; }
   std::size_t scan_batch() const noexcept override { return max_experts_; }
   StoreStats stats() const noexcept override;
+  bool resident() const noexcept override { return true; }
 
  protected:
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
@@ -31,6 +32,7 @@ class ResidentStore final : public ExpertStore {
     return true;
   }
   bool ready(std::uint32_t, std::size_t) noexcept override { return true; }
+  bool hit(std::uint32_t, std::size_t) noexcept override { return true; }
   ExpertView wait(std::uint32_t ticket, std::size_t i) override;
   void unpin(std::uint32_t ticket) noexcept override;
 
@@ -44,6 +46,9 @@ class ResidentStore final : public ExpertStore {
     LayerIdx layer{};
     std::vector<ExpertIdx> experts;
   };
+
+  void load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, const std::function<void(std::uint64_t)>& progress);
+  void load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier);
 
   std::vector<Layer> layers_;
   std::size_t max_experts_ = 0;

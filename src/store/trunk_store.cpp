@@ -1,7 +1,7 @@
 #include "store/trunk_store.h"
 
-#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -12,20 +12,26 @@
 namespace moeflux::store {
 namespace {
 
-constexpr std::uint64_t kStagingBytes = 8u << 20;  // large enough for full disk speed, small beside any trunk
 constexpr std::size_t kTensorAlign = 64;
+// Tensors share blocks of this size, so that small ones (scales, norms) lie on huge pages, too; larger ones have their own.
+constexpr std::uint64_t kBlockBytes = 16u << 20;
 
 }  // namespace
 
-Buffer& TrunkStore::add(std::uint64_t bytes) {
-  buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
+std::byte* TrunkStore::add(std::uint64_t bytes) {
   bytes_ += bytes;
-  return buffers_.back();
-}
-
-void TrunkStore::fail_damaged(const format::Extent& extent, const std::string& name) const {
-  fail(ErrorCode::InvalidModel, "{}: tensor {}: {} bytes at offset {} do not match their checksum", folder_.file(extent.file).path().string(), name,
-       extent.bytes, extent.offset);
+  if (bytes >= kBlockBytes) {
+    buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
+    return buffers_.back().data();
+  }
+  const std::uint64_t room = round_up(bytes, kTensorAlign);
+  if (room > free_bytes_) {
+    buffers_.push_back(allocator_.allocate(kBlockBytes, kTensorAlign));
+    free_ = buffers_.back().data();
+    free_bytes_ = kBlockBytes;
+  }
+  free_bytes_ -= room;
+  return std::exchange(free_, free_ + room);
 }
 
 std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, const std::string& name) const {
@@ -35,43 +41,28 @@ std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, cons
     folder_.file(extent.file).read_exact(extent.offset, out);
     if (want == nullptr || digest_bytes(out) == *want) return out;
   }
-  fail_damaged(extent, name);
-}
-
-void TrunkStore::stream(const format::Extent& part, std::byte* to, DigestStream* digest) {
-  for (std::uint64_t done = 0; done < part.bytes;) {
-    const std::uint64_t piece = std::min(kStagingBytes, part.bytes - done);
-    staging_.resize(std::max<std::size_t>(staging_.size(), piece));
-    folder_.file(part.file).read_exact(part.offset + done, {staging_.data(), piece});
-    if (digest != nullptr) digest->add({staging_.data(), piece});
-    copier_.to_device(to + done, staging_.data(), piece);
-    done += piece;
-  }
+  fail(ErrorCode::InvalidModel, "{}: tensor {}: what is at offset {} ({} bytes) {}", folder_.file(extent.file).path().string(), name, extent.offset,
+       extent.bytes, kDamaged);
 }
 
 const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s) {
-  Buffer& buffer = add(static_cast<std::uint64_t>(s.rows) * row_bytes);
+  std::byte* const to = add(static_cast<std::uint64_t>(s.rows) * row_bytes);
   const Digest* want = folder_.digest(extent);
-  if (s.runs.empty()) {
-    for (int attempt = 0; attempt < 2; ++attempt) {
-      DigestStream digest;
-      stream(extent, buffer.data(), want == nullptr ? nullptr : &digest);
-      if (want == nullptr || digest.digest() == *want) return buffer.data();
-    }
-    fail_damaged(extent, s.name);
-  }
-  // A checksum is that of the whole tensor, so all of it is read where there is one.
-  const std::vector<std::byte> whole = want == nullptr ? std::vector<std::byte>() : read_whole(extent, s.name);
+  // A checksum is that of the whole tensor: where only some rows are wanted, all are read at once.
+  const std::vector<std::byte> whole = want != nullptr && !s.runs.empty() ? read_whole(extent, s.name) : std::vector<std::byte>();
   std::uint64_t at = 0;
-  for (const MatrixSource::RowRun& run : s.runs) {
-    const std::uint64_t first = static_cast<std::uint64_t>(run.begin) * row_bytes, n = static_cast<std::uint64_t>(run.n) * row_bytes;
-    if (want != nullptr)
-      copier_.to_device(buffer.data() + at, whole.data() + first, n);
+  const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
+    if (!whole.empty())
+      copier_.to_device(to + at, whole.data() + offset, n);
     else
-      stream({extent.file, extent.offset + first, n}, buffer.data() + at, nullptr);
+      put_off_.push_back({{extent.file, extent.offset + offset, n}, to + at, names_.size(), want == nullptr ? std::nullopt : std::optional(RecordCheck{*want, 0})});
     at += n;
-  }
-  return buffer.data();
+  };
+  if (s.runs.empty()) copy(0, extent.bytes);
+  for (const MatrixSource::RowRun& run : s.runs)
+    copy(static_cast<std::uint64_t>(run.begin) * row_bytes, static_cast<std::uint64_t>(run.n) * row_bytes);
+  names_.push_back(s.name);
+  return to;
 }
 
 // The wanted rows one after another; a stored row may stand for several.
@@ -90,9 +81,9 @@ std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::
 }
 
 const std::byte* TrunkStore::upload(std::span<const std::byte> bytes) {
-  Buffer& buffer = add(bytes.size());
-  copier_.to_device(buffer.data(), bytes.data(), bytes.size());
-  return buffer.data();
+  std::byte* const to = add(bytes.size());
+  copier_.to_device(to, bytes.data(), bytes.size());
+  return to;
 }
 
 namespace {
@@ -145,14 +136,26 @@ quant::MatrixView TrunkStore::load(const MatrixSource& s) {
   v.data = load_rows(s.data, v.row_bytes(), s);
   if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s);
   if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s);
-  if (s.format.kind == quant::FormatKind::Mxfp4) {
-    std::vector<std::byte> host(static_cast<std::uint64_t>(s.rows) * v.scale_row_bytes());
-    copier_.to_host(host.data(), v.scales, host.size());
-    quant::MatrixView checked = v;
-    checked.scales = host.data();
-    check_scales(checked, s.name);
-  }
+  if (s.format.kind == quant::FormatKind::Mxfp4) to_check_.emplace_back(v, s.name);
   return v;
+}
+
+void TrunkStore::finish(const std::function<void(std::uint64_t)>& progress) {
+  std::uint64_t missing = 0;
+  for (const BulkRead& r : put_off_) missing += r.source.bytes;
+  BulkHooks hooks;
+  if (progress) hooks.progress = [&](std::uint64_t done) { progress(bytes_ - missing + done); };
+  hooks.describe = [&](std::uint64_t id) { return fmt::format("tensor {}: ", names_[id]); };
+  bulk_load(folder_, put_off_, copier_, hooks);
+  put_off_.clear();
+  names_.clear();
+  for (auto& [view, name] : to_check_) {
+    std::vector<std::byte> host(static_cast<std::uint64_t>(view.rows) * view.scale_row_bytes());
+    copier_.to_host(host.data(), view.scales, host.size());
+    view.scales = host.data();
+    check_scales(view, name);
+  }
+  to_check_.clear();
 }
 
 TensorView TrunkStore::load(const VectorSource& s) {
@@ -170,9 +173,9 @@ TensorView TrunkStore::load(const VectorSource& s) {
 
 TensorView TrunkStore::load(std::span<const float> values) {
   if (values.empty()) return {};
-  Buffer& buffer = add(values.size_bytes());
-  copier_.to_device(buffer.data(), reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
-  return view_f32(buffer.as<float>(), {static_cast<std::int64_t>(values.size())});
+  std::byte* const to = add(values.size_bytes());
+  copier_.to_device(to, reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
+  return view_f32(reinterpret_cast<float*>(to), {static_cast<std::int64_t>(values.size())});
 }
 
 }  // namespace moeflux::store

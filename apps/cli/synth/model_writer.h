@@ -28,5 +28,7 @@ using WriteProgress = std::function<void(std::uint64_t done)>;
 // config.json comes last: without it nothing takes the folder for a model.
 void write_model(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
                  const WriteProgress& progress);
+// The same files with headers and sizes but without data: what is not written are holes that take no room.
+void write_headers(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards);
 
 }  // namespace moeflux::cli::synth

@@ -12,6 +12,7 @@ namespace moeflux::backend {
 struct CpuOptions {
   int n_threads = 0;  // < 1: one per usable core
   std::string isa;    // "" picks the best this CPU has; a name of supported_isas() forces one
+  Allocator* allocator = nullptr;  // what the backend hands out and uses itself; outlives it. Null: plain host memory
 };
 
 // Streams are synchronous: run() returns when the op is done. Throws InvalidArgument for an instruction set that
