@@ -1,11 +1,11 @@
 #include <fmt/format.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "cli/byte_bar.h"
 #include "cli/common.h"
 #include "cli/fail.h"
 #include "cli/interrupt.h"
@@ -21,38 +21,6 @@ struct SynthVerb {
   synth::SynthOptions options;
   double shard_gib = 4;
   bool headers_only = false, list = false, json = false;
-};
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::string duration_text(double seconds) {
-  const auto s = static_cast<long>(seconds + 0.5);
-  return s < 60 ? fmt::format("{} s", s) : fmt::format("{} min {:02} s", s / 60, s % 60);
-}
-
-// "[####......] 41 %, 8.0 of 19.6 GB, 1.9 GB/s, 6 s left".
-class Bar {
- public:
-  explicit Bar(std::uint64_t total) : total_(static_cast<double>(total)) {}
-  void show(std::uint64_t done_bytes) {
-    if (!line_.due()) return;
-    const double done = static_cast<double>(done_bytes), share = done / total_;
-    const double rate = done / std::max(seconds_since(start_), 1e-3);
-    constexpr std::size_t kWidth = 30;
-    const std::size_t filled = std::min(kWidth, static_cast<std::size_t>(share * kWidth));
-    line_.show(fmt::format("[{}{}] {:3.0f} %, {} of {}, {}/s, {} left", std::string(filled, '#'),
-                           std::string(kWidth - filled, '.'), share * 100, bytes_text(done),
-                           bytes_text(total_), bytes_text(rate), duration_text((total_ - done) / rate)));
-  }
-  double seconds() const { return seconds_since(start_); }
-  void clear() noexcept { line_.clear(); }
-
- private:
-  const double total_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  StatusLine line_{std::chrono::milliseconds(300)};
 };
 
 int list_shapes(const synth::Catalog& catalog, bool json) {
@@ -79,7 +47,7 @@ int list_shapes(const synth::Catalog& catalog, bool json) {
   return kExitOk;
 }
 
-void check_space(const synth::NewFolder& folder, std::uint64_t needed, const SynthVerb& verb,
+void check_space(const io::NewFolder& folder, std::uint64_t needed, const SynthVerb& verb,
                  std::size_t n_tensors) {
   const std::uint64_t available = folder.free_bytes();
   note(fmt::format("{}: {} tensors, needs {}, {} are free", verb.out, n_tensors,
@@ -120,15 +88,15 @@ int write_synthetic(const synth::Catalog& catalog, const SynthVerb& verb) {
   const std::uint64_t bytes = synth::total_bytes(shards);
 
   const InterruptFlag interrupt;
-  synth::NewFolder folder(verb.out);
-  Bar bar(bytes);
+  io::NewFolder folder(verb.out);
+  ByteBar bar;
   if (verb.headers_only) {
     synth::write_headers(folder, plan, shards);
   } else {
     check_space(folder, bytes, verb, plan.tensors.size());
     synth::write_model(folder, plan, shards, [&](std::uint64_t done) {
       if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");
-      bar.show(done);
+      bar.show(done, bytes);
     });
   }
   if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");

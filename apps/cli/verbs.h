@@ -24,6 +24,8 @@ int verb_plan(Arguments arguments);
 int verb_simulate(Arguments arguments);
 int verb_synth(Arguments arguments);
 int verb_bench(Arguments arguments);
+int verb_pack(Arguments arguments);
+int verb_verify(Arguments arguments);
 int verb_doctor(Arguments arguments);
 int verb_version(Arguments arguments);
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "format/model_folder.h"
 #include "quant/format.h"
 #include "store/piece_transform.h"
+#include "store/record_check.h"
 
 namespace moeflux::store {
 
@@ -72,9 +74,13 @@ struct ExpertLayer {
   std::int64_t n_experts = 0;
   std::size_t pieces_per_expert = 0;
   std::vector<RecordPiece> pieces;  // [n_experts, pieces_per_expert]
+  std::vector<RecordCheck> checks;  // [n_experts] in a pack, where a record is one piece as it is; else none
 
   std::span<const RecordPiece> expert(ExpertIdx e) const noexcept {
     return {pieces.data() + static_cast<std::size_t>(raw(e)) * pieces_per_expert, pieces_per_expert};
+  }
+  std::optional<RecordCheck> check(ExpertIdx e) const noexcept {
+    return checks.empty() ? std::nullopt : std::optional(checks[static_cast<std::size_t>(raw(e))]);
   }
 };
 

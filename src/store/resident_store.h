@@ -14,7 +14,7 @@ namespace moeflux::store {
 class ResidentStore final : public ExpertStore {
  public:
   // Reads all experts of the catalog. The folder is needed only here; allocator and copier must outlive the store.
-  // Throws Io (file, layer, expert), OutOfMemory.
+  // Throws Io and InvalidModel (a damaged record of a pack) with file, layer and expert; OutOfMemory.
   ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator, Copier& copier,
                 const ProgressSink& progress);
 

@@ -167,9 +167,19 @@ int StreamingStore::transform(std::uint32_t slot) noexcept {
   }
 }
 
+// As the pack's index has it, before anybody sees it.
+bool StreamingStore::intact(std::uint32_t slot) const noexcept {
+  const Slot& s = slots_[slot];
+  const ExpertLayer& layer = catalog_.layer(s.layer);
+  const auto check = layer.check(s.expert);
+  const std::uint64_t offset = layer.expert(s.expert)[0].source.offset;
+  return !check || check->passes({slot_memory(slot) + layout_.window_at(s.layer, 0) + offset % io::kDirectAlign, layer.layout.bytes});
+}
+
 // All pieces are back: ready, once more, or failed. A failed slot that nobody has pinned is simply free again.
 void StreamingStore::finish(std::uint32_t slot) {
   Slot& s = slots_[slot];
+  if (s.status == 0 && !intact(slot)) s.status = kBroken;
   if (s.status == 0) s.status = transform(slot);
   if (s.status == 0) {
     s.state = State::Ready;
@@ -297,13 +307,15 @@ ExpertView StreamingStore::wait(std::uint32_t ticket, std::size_t i) {
   const std::uint32_t slot = tickets_[ticket].slots[i];
   while (slots_[slot].state == State::Loading) wait_for_completion(lock);
   const Slot& s = slots_[slot];
-  if (s.state == State::Failed) fail(ErrorCode::Io, "{}", failure(s));
+  if (s.state == State::Failed) fail(s.status == kBroken ? ErrorCode::InvalidModel : ErrorCode::Io, "{}", failure(s));
   return layout_.view(catalog_, s.layer, s.expert, slot_memory(slot));
 }
 
 std::string StreamingStore::failure(const Slot& s) const {
   const format::Extent& x = catalog_.layer(s.layer).expert(s.expert)[s.failed_piece].source;
-  const std::string what = s.status == kShort ? std::string("the file ends early") : std::generic_category().message(s.status);
+  const std::string what = s.status == kBroken ? fmt::format("the record {}", kDamaged)
+                           : s.status == kShort ? "the file ends early"
+                                               : std::generic_category().message(s.status);
   return fmt::format("{}: layer {}, expert {}: cannot read {} bytes at offset {}: {}", file_names_[x.file], raw(s.layer), raw(s.expert), x.bytes, x.offset, what);
 }
 

@@ -73,14 +73,14 @@ class StreamingStore final : public ExpertStore {
     std::uint32_t pins = 0;
     std::uint64_t loaded_at = 0;  // visits_ then
     std::uint32_t pieces_left = 0;
-    int status = 0;              // of the first piece that failed; kShort: the file ended
+    int status = 0;              // of the first piece that failed; kShort: the file ended; kBroken: checksum
     std::size_t failed_piece = 0;
   };
   struct Ticket {
     std::vector<std::uint32_t> slots;
     std::vector<std::uint8_t> hits;  // beside slots
   };
-  static constexpr int kShort = -1;
+  static constexpr int kShort = -1, kBroken = -2;
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
   std::uint32_t key(LayerIdx layer, ExpertIdx expert) const noexcept;
@@ -95,6 +95,7 @@ class StreamingStore final : public ExpertStore {
   void submit_queued();
   void complete(const io::ReadCompletion& c);
   int transform(std::uint32_t slot) noexcept;  // 0 or an errno value
+  bool intact(std::uint32_t slot) const noexcept;
   void finish(std::uint32_t slot);
   void drain();
   void forget(std::uint32_t slot) noexcept;
