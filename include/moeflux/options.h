@@ -23,7 +23,7 @@ enum class IoKind : std::uint8_t { Auto, Uring, Pread };
 struct EngineOptions {
   std::filesystem::path model;  // a folder with config.json and safetensors
   int n_threads = 0;            // < 1: one per usable core
-  std::string isa;              // "" picks the best of this CPU; "avx512", "avx2", "scalar" force one
+  std::string isa;              // "" picks the best of this CPU; "avx512vnni", "amx", "avx512", "avx2", "neon", "scalar" force one
   Precision precision = Precision::Fast;
   // The ceiling of the whole process: trunk, experts in memory, one session of the `planned` kind, buffers. 0: no ceiling,
   // all experts are held. With a ceiling too low for all experts they are streamed from disk; one too low for that is
