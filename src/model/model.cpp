@@ -48,7 +48,8 @@ std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
   counter.f32({n, spec.hidden_dim});
   counter.f32({n, spec.hidden_dim});
   const std::size_t mark = counter.mark();
-  for (const LayerSpec& layer : spec.layers) {
+  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
+    const LayerSpec& layer = spec.layers[l];
     if (const auto* gqa = std::get_if<GqaSpec>(&layer.mixer))
       GqaScratch(counter, *gqa, n, spec.hidden_dim);
     else if (const auto* mla = std::get_if<MlaSpec>(&layer.mixer))
@@ -60,6 +61,8 @@ std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
       MoeTensorScratch(counter, *moe, n, spec.hidden_dim);
     else
       DenseScratch(counter, n, spec.hidden_dim);
+    if (l + 1 < spec.layers.size())
+      if (const auto* next = std::get_if<MoeSpec>(&spec.layers[l + 1].ffn)) PredictScratch(counter, *next, spec.hidden_dim);
     counter.release(mark);
   }
   return counter.peak();

@@ -54,6 +54,7 @@ class Load {
     region_ = io::Region::allocate(windows * kWindowBytes, windows == kMaxWindows);
     for (std::size_t i = windows; i-- > 0;) free_.push_back(region_.data() + i * kWindowBytes);
     windows_.resize(blocks_.size());
+    for (const BulkRead& r : reads) left_.push_back(r.source.bytes);
     std::vector<std::filesystem::path> paths;
     for (std::size_t f = 0; f < folder.n_files(); ++f) paths.push_back(folder.file(static_cast<std::uint32_t>(f)).path());
     io::ReaderOptions options;
@@ -131,10 +132,56 @@ class Load {
       const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
       if (from < to) copier_.to_device(reads_[i].to + (from - e.offset), bytes + (from - b.offset), to - from);
     }
+    release(window);
+    for (std::size_t i = b.first; i <= b.last; ++i)
+      if (reads_[i].check && completed(i, b)) check(reads_[i]);
     const std::lock_guard lock(mutex_);
-    free_.push_back(window);
     ++n_done_;
     bytes_done_ += b.bytes;
+  }
+
+  void release(std::byte* window) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(window);
+  }
+
+  // Whether the block was the last one that read i waited for.
+  bool completed(std::size_t i, const Block& b) {
+    const format::Extent& e = reads_[i].source;
+    const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
+    if (from >= to) return false;
+    const std::lock_guard lock(mutex_);
+    left_[i] -= to - from;
+    return left_[i] == 0;
+  }
+
+  bool passes(const BulkRead& r) {
+    if (const std::byte* in_place = copier_.host_view(r.to)) return r.check->passes({in_place, r.source.bytes});
+    DigestStream digest(r.check->seed);
+    std::vector<std::byte> staging(std::min(kBlockBytes, r.source.bytes));
+    for (std::uint64_t done = 0; done < r.source.bytes;) {
+      const std::uint64_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
+      copier_.to_host(staging.data(), r.to + done, n);
+      digest.add({staging.data(), n});
+      done += n;
+    }
+    return digest.digest() == r.check->digest;
+  }
+
+  // Once more through the page cache; then it is an error.
+  void check(const BulkRead& r) {
+    if (passes(r)) return;
+    const io::File& file = folder_.file(r.source.file);
+    std::vector<std::byte> staging(std::min(kBlockBytes, r.source.bytes));
+    for (std::uint64_t done = 0; done < r.source.bytes;) {
+      const std::uint64_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
+      file.read_exact(r.source.offset + done, {staging.data(), n});
+      copier_.to_device(r.to + done, staging.data(), n);
+      done += n;
+    }
+    if (passes(r)) return;
+    fail(ErrorCode::InvalidModel, "{}: {}what is at offset {} ({} bytes) {}", file.path().string(), hooks_.describe ? hooks_.describe(r.id) : "",
+         r.source.offset, r.source.bytes, kDamaged);
   }
 
   // Read by read, so that the message tells whose bytes are missing.
@@ -160,6 +207,7 @@ class Load {
   std::mutex mutex_;  // guards what follows
   std::vector<std::byte*> free_;
   std::vector<std::byte*> windows_;  // of each block in flight
+  std::vector<std::uint64_t> left_;  // bytes each read still waits for
   std::size_t next_ = 0, n_done_ = 0;
   std::uint64_t bytes_done_ = 0;
   std::exception_ptr error_;

@@ -81,7 +81,7 @@ void ResidentStore::load_direct_pieces(const ExpertCatalog& catalog, const forma
       for (const RecordPiece& p : catalog.layers[l].expert(ExpertIdx(static_cast<std::int32_t>(e))))
         if (p.direct())
           reads.push_back({p.source, layers_[l].records.data() + static_cast<std::uint64_t>(e) * layers_[l].layout.bytes + p.record_offset,
-                           static_cast<std::uint64_t>(l) << 32 | static_cast<std::uint64_t>(e)});
+                           static_cast<std::uint64_t>(l) << 32 | static_cast<std::uint64_t>(e), catalog.layers[l].check(ExpertIdx(static_cast<std::int32_t>(e)))});
   BulkHooks hooks;
   hooks.progress = progress;
   hooks.describe = [](std::uint64_t id) { return expert_text(id >> 32, id & 0xffffffffu); };

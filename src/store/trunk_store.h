@@ -52,7 +52,8 @@ struct VectorSource {
 };
 
 // Reads tensors into memory it owns; the views it returns live as long as it does. Large matrices are read all together by
-// finish(): until then their memory is zero.
+// finish(): until then their memory is zero. A tensor of a pack that does not match its checksum, twice, is InvalidModel naming
+// file and tensor.
 class TrunkStore {
  public:
   // `folder` is used by load calls only; allocator and copier must outlive the store.
@@ -68,7 +69,9 @@ class TrunkStore {
 
  private:
   // `runs` in units of row_bytes; empty: everything. The reading is put off.
-  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs);
+  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source);
+  // A whole tensor in host memory, checked.
+  std::vector<std::byte> read_whole(const format::Extent& extent, const std::string& name) const;
   // Matrices that memory holds otherwise than the file: as a whole through host memory.
   quant::MatrixView load_changed(const MatrixSource& source);
   std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
@@ -81,7 +84,8 @@ class TrunkStore {
   std::vector<Buffer> buffers_;
   std::byte* free_ = nullptr;  // the rest of the last block that tensors share
   std::uint64_t free_bytes_ = 0;
-  std::vector<BulkRead> put_off_;
+  std::vector<BulkRead> put_off_;    // id: into names_
+  std::vector<std::string> names_;   // of the tensors that were put off
   std::vector<std::pair<quant::MatrixView, std::string>> to_check_;  // scales that only their values can condemn
   std::uint64_t bytes_ = 0;
 };
