@@ -99,6 +99,11 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
   app.add_option("--io", options.io, "How experts are read; never changes a result")
       ->check(CLI::IsMember({"auto", "uring", "pread"}))
       ->capture_default_str();
+  app.add_option("--backend", options.backend, "Where to compute; auto: a CUDA device that holds the model, else the CPU")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--gpu", options.gpu, "The CUDA device")->check(CLI::Range(0, 255))->capture_default_str();
+  app.add_option("--vram", options.vram, "Ceiling of device memory, for example 24GB; default: what is free")->type_name("SIZE");
   app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
 }
 
@@ -165,6 +170,9 @@ std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
   if (!options.ram.empty()) engine_options.ram_bytes = parse_size(options.ram, "--ram");
   engine_options.planned = session_options(options);
   engine_options.io = options.io == "uring" ? IoKind::Uring : options.io == "pread" ? IoKind::Pread : IoKind::Auto;
+  engine_options.backend = options.backend == "cpu" ? BackendKind::Cpu : options.backend == "cuda" ? BackendKind::Cuda : BackendKind::Auto;
+  engine_options.gpu = options.gpu;
+  if (!options.vram.empty()) engine_options.vram_bytes = parse_size(options.vram, "--vram");
   engine_options.log = [reporter](LogLevel level, std::string_view text) { reporter->log(level, text); };
   engine_options.progress = [reporter](std::string_view what, std::uint64_t done, std::uint64_t total) {
     reporter->progress(what, done, total);

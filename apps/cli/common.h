@@ -26,6 +26,9 @@ struct ModelOptions {
   std::int64_t chunk_size = 0;
   std::string ram;  // a size, or empty
   std::string io = "auto";
+  std::string backend = "auto";
+  int gpu = 0;
+  std::string vram;  // a size, or empty
   bool verbose = false;
 };
 
@@ -33,7 +36,7 @@ struct ModelOptions {
 CLI::Validator at_least(std::int64_t low);
 
 void add_model_argument(CLI::App& app, std::string& model);
-// -t, --precision, --isa, --kv, --chunk, --ram, --io, -v.
+// -t, --precision, --isa, --kv, --chunk, --ram, --io, --backend, --gpu, --vram, -v.
 void add_engine_options(CLI::App& app, ModelOptions& options);
 // -c; not for verbs whose context follows from their input.
 void add_ctx_option(CLI::App& app, ModelOptions& options);

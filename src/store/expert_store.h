@@ -60,6 +60,13 @@ struct StoreStats {
   std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;  // experts; wasted: evicted before anybody asked
 };
 
+// All experts of a layer, side by side in memory for as long as the store lives. first.gate empty: they are not.
+struct ResidentExperts {
+  ExpertView first;          // of expert 0
+  std::uint64_t stride = 0;  // bytes to the next
+  std::int64_t n_experts = 0;
+};
+
 // Thread-safe: sessions share one.
 class ExpertStore {
  public:
@@ -85,6 +92,8 @@ class ExpertStore {
   // How many experts of a prompt should be asked for at once: what is read ahead while the ones before are computed.
   virtual std::size_t scan_batch() const noexcept = 0;
   virtual StoreStats stats() const noexcept = 0;
+  // For a backend that chooses experts by itself (Backend::run_routed): no lease is needed.
+  virtual ResidentExperts resident(LayerIdx) const noexcept { return {}; }
 
  protected:
   friend class ExpertLease;

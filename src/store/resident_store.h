@@ -23,6 +23,7 @@ class ResidentStore final : public ExpertStore {
   std::size_t max_lease() const noexcept override { return max_experts_; }
   std::size_t scan_batch() const noexcept override { return max_experts_; }
   StoreStats stats() const noexcept override;
+  ResidentExperts resident(LayerIdx layer) const noexcept override;
 
  protected:
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
