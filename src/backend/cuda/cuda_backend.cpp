@@ -77,6 +77,7 @@ bool CudaBackend::begin_step(Stream& stream, std::span<const std::int32_t> token
   s.step_tokens = {};
   s.step_pos = -1;
   s.recording = nullptr;
+  s.overlap = repeatable;
   if (!repeatable || tokens.size() > CudaStream::kStepTokens) return false;
   check_cuda(cudaStreamSynchronize(s.handle()), "computing");  // the pinned inputs of the step before are free
   s.step_host[0] = static_cast<std::int32_t>(pos0);
@@ -118,6 +119,7 @@ void CudaBackend::end_step(Stream& stream, bool complete) {
   s.step_tokens = {};
   s.step_pos = -1;
   s.recording = nullptr;
+  s.overlap = false;
 }
 
 }  // namespace cuda

@@ -66,7 +66,7 @@ class DeviceCopier final : public Copier {
 };
 
 // Scratch buffers of a stream, by purpose. They grow to the largest need seen and stay.
-enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Count };
+enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Decoded, Count };
 
 class CudaStream final : public Stream {
  public:
@@ -100,6 +100,7 @@ class CudaStream final : public Stream {
   std::span<const std::int32_t> step_tokens;
   std::int64_t step_pos = -1;
   bool capturing = false;
+  bool overlap = false;  // kernels may start before the one before has ended: steps of few tokens
   Recording* recording = nullptr;
   std::map<std::uint64_t, Recording> recordings;
   std::int32_t* step_inputs = nullptr;  // device: [0] the position, [1..] tokens
@@ -144,7 +145,33 @@ class CudaBackend final : public Backend {
   DeviceCopier copier_;
 };
 
-// After a launch: errors of its configuration are known at once.
-inline void launched(const char* what) { check_cuda(cudaGetLastError(), what); }
+// Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages.
+template <class... Params, class... Args>
+void launch(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = s.handle();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = s.overlap ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), what);
+}
+
+// Kernels with more than 48 KiB of dynamic shared memory must ask for it.
+template <class Kernel>
+void allow_shared(Kernel kernel, std::size_t bytes) {
+  if (bytes > 48u << 10)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a kernel");
+}
+
+template <class Kernel>
+void launch_large(CudaStream& s, const char* what, Kernel kernel, dim3 grid, int threads, std::size_t shared_bytes, const auto&... args) {
+  allow_shared(kernel, shared_bytes);
+  launch(s, what, kernel, grid, threads, shared_bytes, args...);
+}
 
 }  // namespace moeflux::backend::cuda

@@ -74,6 +74,24 @@ inline Rows to_rows(const TensorView& v) {
 }
 inline std::int64_t n_rows(const TensorView& v) { return v.rank == 3 ? v.dim(0) * v.dim(1) : v.dim(0); }
 
+// Kernels of a step may start while the one before still runs. wait_inputs() returns when everything before has completed;
+// until then only weights, and what kernels before the last one wrote, may be read. release_next() lets the next kernel
+// start; every kernel calls both, in this order.
+__device__ inline void wait_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void begin_kernel() {
+  wait_inputs();
+  release_next();
+}
+
 // Unaligned 16-bit values are read byte by byte; scales of the device are aligned to their size.
 __device__ inline float load_scale(const Matrix& m, const std::uint8_t* row, int g) {
   if (m.kind == quant::FormatKind::Mxfp4) return quant::e8m0_half_to_f32(row[g]);
@@ -134,7 +152,7 @@ __device__ inline float tree16(float v) {
 // dot16(x, x) by sixteen threads, `lane` the number of this one; all of the warp take part.
 __device__ inline float square16(const float* x, int n, int lane) {
   float acc = 0.0f;
-#pragma unroll 4
+#pragma unroll 16
   for (int i = lane; i < n; i += 16) acc = math::fma(x[i], x[i], acc);
   return tree16(acc);
 }

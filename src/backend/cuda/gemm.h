@@ -13,7 +13,7 @@ inline constexpr int kTileRows = 128, kTileTokens = 64, kTileK = 64;
 inline constexpr int kTileStride = kTileK + 16;  // bytes between rows of a tile: eight rows of four words hit all banks
 inline constexpr int kGemmThreads = 256;
 
-// Quantized activations in global memory: natural order.
+// Quantized activations in global memory: in natural order, or `paired` for packed_nibbles.
 struct QuantizedRows {
   const std::int8_t* x8;  // [n, cols]
   const float *d, *sx;    // [n, cols / group]
@@ -185,10 +185,30 @@ __device__ inline void multiply32(const GemmShared& sh, int buffer, int k, int w
     for (int j = 0; j < 4; ++j) mma<Signed>(w.c[i][j], a[i], b[j]);
 }
 
+__device__ inline void store_tile(const GemmTile& t, int row0, int wm, int wn, const WarpTile& w) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int n = wn + j * 8 + lane % 4 * 2 + e;
+      if (n >= t.n) continue;
+      float* y = t.y + (t.slots != nullptr ? t.slots[t.first + n] : t.first + n) * t.y_stride;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = row0 + wm + i * 16 + half * 8 + lane / 4;
+          const float v = w.acc[i][j][half * 2 + e];
+          if (row < t.w.rows) y[row] = t.bias != nullptr ? v + t.bias[row] : v;
+        }
+    }
+}
+
 // 128 rows from row0 on times the tile's tokens. All 256 threads.
 template <bool Signed>
 __device__ inline void gemm_tile(GemmShared& sh, const GemmTile& t, int row0) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, wm = warp / 2 * 32, wn = warp % 2 * 32;
+  const int warp = threadIdx.x / kWarp, wm = warp / 2 * 32, wn = warp % 2 * 32;
   const int group = t.w.group, n_groups = t.w.cols / group;
   const bool affine = t.w.kind == quant::FormatKind::Affine;
   WarpTile w{};
@@ -214,22 +234,171 @@ __device__ inline void gemm_tile(GemmShared& sh, const GemmTile& t, int row0) {
       __syncthreads();
     }
   }
+  store_tile(t, row0, wm, wn, w);
+}
+
+// ---- 4-bit codes: packed to the multiplier
+//
+// A tile's codes and activations come in steps of 64 columns through kStages buffers; codes stay packed in shared memory.
+// A thread's share of a row and step is one word pair: the low and high nibbles of a word are codes 0, 2, 4, 6 and
+// 1, 3, 5, 7, and activations lie in that order (quantize_rows with `paired`), so masks make the operands. Which columns
+// meet in one instruction does not matter: the sum over a group is an integer.
+
+inline constexpr int kStages = 4;
+inline constexpr int kScaleGroups = 32;  // groups whose scales are in shared memory at a time
+
+struct alignas(16) NibbleShared {
+  std::uint8_t a[kStages][kTileRows * 32];
+  std::int8_t b[kStages][kTileTokens * 64];
+  unsigned sb[kTileRows][kScaleGroups + 1];           // scale | bias << 16
+  float2 dx[kTileTokens][kScaleGroups + 1];           // d, sum
+};
+
+__device__ inline void copy16(void* to, const void* from, bool live) {
+  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+
+struct NibbleSource {
+  const std::uint8_t* a;
+  const std::int8_t* b;
+  bool a_live, b_live;
+};
+
+__device__ inline void nibble_fetch(NibbleShared& sh, const GemmTile& t, const NibbleSource& from, int step) {
+  const int tid = threadIdx.x, k = step * kTileK;
+  const bool a_live = from.a_live && k + tid % 2 * 32 < t.w.cols, b_live = from.b_live && k + tid % 4 * 16 < t.w.cols;
+  copy16(&sh.a[step % kStages][tid * 16], a_live ? from.a + k / 2 : t.w.data, a_live);
+  copy16(&sh.b[step % kStages][tid * 16], b_live ? reinterpret_cast<const void*>(from.b + k) : t.w.data, b_live);
+}
+
+// Scales of groups [g0, g0 + kScaleGroups) of the tile's rows and tokens.
+__device__ inline void nibble_scales(NibbleShared& sh, const GemmTile& t, int row0, int g0) {
+  const int n_groups = t.w.cols / t.w.group, n = min(kScaleGroups, n_groups - g0);
+  for (int e = threadIdx.x; e < kTileRows * kScaleGroups; e += kGemmThreads) {
+    const int r = e / kScaleGroups, g = e % kScaleGroups;
+    if (g >= n) continue;
+    const std::size_t at = static_cast<std::size_t>(min(row0 + r, t.w.rows - 1)) * t.w.scale_row_bytes;
+    sh.sb[r][g] = reinterpret_cast<const std::uint16_t*>(t.w.scales + at)[g0 + g] |
+                  static_cast<unsigned>(reinterpret_cast<const std::uint16_t*>(t.w.biases + at)[g0 + g]) << 16;
+  }
+  for (int e = threadIdx.x; e < kTileTokens * kScaleGroups; e += kGemmThreads) {
+    const int i = e / kScaleGroups, g = e % kScaleGroups;
+    if (g >= n || i >= t.n) continue;
+    const std::int64_t token = t.rows != nullptr ? t.rows[t.first + i] : t.first + i;
+    sh.dx[i][g] = {t.x.d[token * n_groups + g0 + g], t.x.sx[token * n_groups + g0 + g]};
+  }
+}
+
+template <bool Bf16>
+__device__ inline void nibble_finish(const NibbleShared& sh, int g, int wm, int wn, WarpTile& w) {
+  const int lane = threadIdx.x % kWarp;
+  float s[4], b[4];
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
+  for (int i = 0; i < 4; ++i) {
+    const unsigned raw = sh.sb[wm + i * 8 + lane / 4][g];
+    s[i] = Bf16 ? __uint_as_float(raw << 16) : f16_to_f32(static_cast<std::uint16_t>(raw));
+    b[i] = Bf16 ? __uint_as_float(raw & 0xffff0000u) : f16_to_f32(static_cast<std::uint16_t>(raw >> 16));
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int n = wn + j * 8 + lane % 4 * 2 + e;
-      if (n >= t.n) continue;
-      float* y = t.y + (t.slots != nullptr ? t.slots[t.first + n] : t.first + n) * t.y_stride;
+      const float2 dx = sh.dx[wn + j * 8 + lane % 4 * 2 + e][g];
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = row0 + wm + i * 16 + half * 8 + lane / 4;
-          const float v = w.acc[i][j][half * 2 + e];
-          if (row < t.w.rows) y[row] = t.bias != nullptr ? v + t.bias[row] : v;
-        }
+      for (int i = 0; i < 4; ++i) {
+        float& y = w.acc[i / 2][j][i % 2 * 2 + e];
+        int& c = w.c[i / 2][j][i % 2 * 2 + e];
+        y = math::fma(static_cast<float>(c), s[i] * dx.x, y);
+        y = math::fma(dx.y, b[i] * dx.x, y);
+        c = 0;
+      }
     }
+  }
+}
+
+// Columns of a step: 64 (one word pair a thread), or the half `half` of 32 (one word) where groups are that small.
+__device__ inline void nibble_multiply64(const NibbleShared& sh, int stage, int wm, int wn, WarpTile& w) {
+  const int lane = threadIdx.x % kWarp;
+  uint2 a[4];
+  uint4 b[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = *reinterpret_cast<const uint2*>(&sh.a[stage][(wm + i * 8 + lane / 4) * 32 + lane % 4 * 8]);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) b[j] = *reinterpret_cast<const uint4*>(&sh.b[stage][(wn + j * 8 + lane / 4) * 64 + lane % 4 * 16]);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint2 r0 = a[2 * i], r1 = a[2 * i + 1];
+    const unsigned a0[4] = {r0.x & 0x0f0f0f0fu, r1.x & 0x0f0f0f0fu, r0.x >> 4 & 0x0f0f0f0fu, r1.x >> 4 & 0x0f0f0f0fu};
+    const unsigned a1[4] = {r0.y & 0x0f0f0f0fu, r1.y & 0x0f0f0f0fu, r0.y >> 4 & 0x0f0f0f0fu, r1.y >> 4 & 0x0f0f0f0fu};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const unsigned b0[2] = {b[j].x, b[j].y}, b1[2] = {b[j].z, b[j].w};
+      mma<true>(w.c[i][j], a0, b0);
+      mma<true>(w.c[i][j], a1, b1);
+    }
+  }
+}
+
+__device__ inline void nibble_multiply32(const NibbleShared& sh, int stage, int half, int wm, int wn, WarpTile& w) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned r0 = *reinterpret_cast<const unsigned*>(&sh.a[stage][(wm + i * 16 + lane / 4) * 32 + half * 16 + lane % 4 * 4]);
+    const unsigned r1 = *reinterpret_cast<const unsigned*>(&sh.a[stage][(wm + i * 16 + 8 + lane / 4) * 32 + half * 16 + lane % 4 * 4]);
+    const unsigned a[4] = {r0 & 0x0f0f0f0fu, r1 & 0x0f0f0f0fu, r0 >> 4 & 0x0f0f0f0fu, r1 >> 4 & 0x0f0f0f0fu};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint2 x = *reinterpret_cast<const uint2*>(&sh.b[stage][(wn + j * 8 + lane / 4) * 64 + half * 32 + lane % 4 * 8]);
+      const unsigned b[2] = {x.x, x.y};
+      mma<true>(w.c[i][j], a, b);
+    }
+  }
+}
+
+// Which matrices nibble_tile takes.
+__host__ __device__ inline bool packed_nibbles(const Matrix& m) {
+  return m.kind == quant::FormatKind::Affine && m.bits == 4 && m.aligned && m.scale_dtype != DType::F32;
+}
+
+template <bool Bf16>
+__device__ inline void nibble_tile(NibbleShared& sh, const GemmTile& t, int row0) {
+  const int warp = threadIdx.x / kWarp, wm = warp / 2 * 32, wn = warp % 2 * 32, tid = threadIdx.x;
+  const int group = t.w.group, n_steps = (t.w.cols + kTileK - 1) / kTileK;
+  NibbleSource from;
+  from.a_live = row0 + tid / 2 < t.w.rows, from.b_live = tid / 4 < t.n;
+  from.a = t.w.data + static_cast<std::size_t>(from.a_live ? row0 + tid / 2 : 0) * t.w.row_bytes + tid % 2 * 16;
+  const std::int64_t token = from.b_live ? (t.rows != nullptr ? t.rows[t.first + tid / 4] : t.first + tid / 4) : 0;
+  from.b = t.x.x8 + token * t.w.cols + tid % 4 * 16;
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < n_steps) nibble_fetch(sh, t, from, s);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  WarpTile w{};
+  for (int step = 0; step < n_steps; ++step) {
+    const int g = step * kTileK / group;
+    if (step * kTileK % (group * kScaleGroups) == 0) {
+      __syncthreads();  // the walk over the groups before has ended
+      nibble_scales(sh, t, row0, g);
+    }
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    __syncthreads();
+    if (step + kStages - 1 < n_steps) nibble_fetch(sh, t, from, step + kStages - 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    const int stage = step % kStages, at = g % kScaleGroups;
+    if (group == 32) {
+      nibble_multiply32(sh, stage, 0, wm, wn, w);
+      nibble_finish<Bf16>(sh, at, wm, wn, w);
+      if (step * kTileK + 32 < t.w.cols) {
+        nibble_multiply32(sh, stage, 1, wm, wn, w);
+        nibble_finish<Bf16>(sh, at + 1, wm, wn, w);
+      }
+    } else {
+      nibble_multiply64(sh, stage, wm, wn, w);
+      if ((step + 1) * kTileK % group == 0) nibble_finish<Bf16>(sh, at, wm, wn, w);
+    }
+  }
+  store_tile(t, row0, wm, wn, w);
 }
 
 // ---- exact
@@ -278,12 +447,14 @@ __device__ inline int scattered_at(int lane) { return (lane & 8 ? 32 : 0) + (lan
 __device__ inline void exact_tile(ExactShared& sh, const ExactTile& t, int row0) {
   const int tid = threadIdx.x, lane = tid & 15, part = tid / 16;
   const int r0 = part / 4 * 8, n0 = part % 4 * 8;
+  const float* plain = t.w.kind == quant::FormatKind::F32 ? reinterpret_cast<const float*>(t.w.data) : nullptr;
   float acc[64] = {};
   for (int k0 = 0; k0 < t.w.cols; k0 += kExactK) {
     __syncthreads();
+#pragma unroll 4
     for (int e = tid; e < kExactTile * kExactK; e += kGemmThreads) {
       const int i = e / kExactK, k = k0 + e % kExactK;
-      sh.w[i][e % kExactK] = row0 + i < t.w.rows && k < t.w.cols ? weight_at(t.w, row0 + i, k) : 0.0f;
+      sh.w[i][e % kExactK] = row0 + i < t.w.rows && k < t.w.cols ? (plain ? plain[static_cast<std::size_t>(row0 + i) * t.w.cols + k] : weight_at(t.w, row0 + i, k)) : 0.0f;
       const std::int64_t token = i < t.n ? (t.rows != nullptr ? t.rows[t.first + i] : t.first + i) : 0;
       sh.x[i][e % kExactK] = i < t.n && k < t.w.cols ? t.x[token * t.x_stride + k] : 0.0f;
     }

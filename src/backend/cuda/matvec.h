@@ -1,8 +1,9 @@
 // Matrix times one token, by blocks of rows: the shape of decoding. Only for CUDA sources.
 //
-// Fast precision: the block quantizes the activations itself (cheaper than a launch of its own), warps make the integer
-// dot products of groups from 16-byte loads, and one thread a row walks the groups in ascending order with its two
-// fmas. Exact precision: sixteen threads a row, one lane each.
+// Fast precision: a block takes 32 KiB of codes at a time. Their loads are issued first, then the block quantizes the
+// activations itself (cheaper than a launch of its own) while they fly; warps make the integer dot products of groups
+// and one thread a row walks the groups in ascending order with its two fmas, while the next codes fly. Exact precision:
+// sixteen threads a row, one lane each.
 #pragma once
 
 #include "backend/cuda/device.h"
@@ -11,13 +12,14 @@ namespace moeflux::backend::cuda {
 
 inline constexpr int kMvThreads = 256;
 inline constexpr int kMvWarps = kMvThreads / kWarp;
-inline constexpr int kSegment = 64;  // groups between two walks: bounds the shared memory of long rows
+inline constexpr int kLoads = 8;                // 16-byte loads of a thread in flight
+inline constexpr int kUnits = kLoads * kWarp;   // of a warp: a step
 
 // How codes meet activations. Nibble, Byte, Mx: 16 bytes of codes a load. Any: a group at a time, byte by byte.
 enum class Path : std::uint8_t { Nibble, Byte, Mx, Any };
 
 __host__ __device__ inline Path path_of(const Matrix& m) {
-  if (!m.aligned || m.group * m.bits % 128 != 0) return Path::Any;
+  if (!m.aligned || m.group * m.bits % 128 != 0 || m.scale_dtype == DType::F32) return Path::Any;
   if (m.kind == quant::FormatKind::Mxfp4) return Path::Mx;
   return m.bits == 4 ? Path::Nibble : m.bits == 8 ? Path::Byte : Path::Any;
 }
@@ -67,10 +69,14 @@ __device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8],
   for (int step = lanes / 2; step >= 1; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
 }
 
-// load(i, out) gives values i .. i + 7. Nibble and Mx keep two planes, so that 16 bytes of codes meet 16 bytes of each
-// without bank conflicts: even and odd codes (what masking a word leaves), or the halves of every eight.
+// load(i, out) gives values i .. i + 7. Matvecs keep two planes, so that 16 bytes of codes meet 16 bytes of each without
+// bank conflicts: even and odd codes (what masking a word leaves), or the halves of every eight. Paired: the even and the
+// odd ones of every eight side by side.
+enum class Order : std::uint8_t { Natural, EvenOddPlanes, HalfPlanes, Paired };
+__device__ inline Order order_of(Path path) { return path == Path::Nibble ? Order::EvenOddPlanes : path == Path::Mx ? Order::HalfPlanes : Order::Natural; }
+
 template <class Load>
-__device__ inline void quantize_block(const Load& load, int cols, int group, Path path, const QuantizedX& q) {
+__device__ inline void quantize_block(const Load& load, int cols, int group, Order order, const QuantizedX& q) {
   const int lanes = group / 8, padded = (cols + 255) / 256 * 256;  // whole warps: shuffles need them
   for (int i = threadIdx.x * 8; i < padded; i += blockDim.x * 8) {
     float x[8] = {};
@@ -85,10 +91,13 @@ __device__ inline void quantize_block(const Load& load, int cols, int group, Pat
       q.sx[i / group] = static_cast<float>(sum);
     }
     auto* words = reinterpret_cast<unsigned*>(q.x8);
-    if (path == Path::Nibble) {
+    if (order == Order::Paired) {
+      words[i / 4] = pack4(c[0], c[2], c[4], c[6]);
+      words[i / 4 + 1] = pack4(c[1], c[3], c[5], c[7]);
+    } else if (order == Order::EvenOddPlanes) {
       words[i / 8] = pack4(c[0], c[2], c[4], c[6]);
       words[cols / 8 + i / 8] = pack4(c[1], c[3], c[5], c[7]);
-    } else if (path == Path::Mx) {
+    } else if (order == Order::HalfPlanes) {
       words[i / 8] = pack4(c[0], c[1], c[2], c[3]);
       words[cols / 8 + i / 8] = pack4(c[4], c[5], c[6], c[7]);
     } else {
@@ -115,36 +124,6 @@ __device__ inline void expand_mx(unsigned w, unsigned& low, unsigned& high) {
   high = __vsub4(b ^ sb, sb);
 }
 
-// The integer dot product of 16 bytes of codes, chunk c of a row, with its activations.
-template <Path P>
-__device__ inline int dot_chunk(uint4 w, const std::int8_t* x8, int cols, int c) {
-  int s = 0;
-  if constexpr (P == Path::Byte) {
-    const int4 x = reinterpret_cast<const int4*>(x8)[c];
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(w.x), "r"(x.x));
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(w.y), "r"(x.y));
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(w.z), "r"(x.z));
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(w.w), "r"(x.w));
-    return s;
-  }
-  const int4 xa = reinterpret_cast<const int4*>(x8)[c], xb = reinterpret_cast<const int4*>(x8 + cols / 2)[c];
-  const unsigned words[4] = {w.x, w.y, w.z, w.w};
-  const int a[4] = {xa.x, xa.y, xa.z, xa.w}, b[4] = {xb.x, xb.y, xb.z, xb.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (P == Path::Nibble) {
-      s = __dp4a(static_cast<int>(words[i] & 0x0f0f0f0fu), a[i], s);
-      s = __dp4a(static_cast<int>(words[i] >> 4 & 0x0f0f0f0fu), b[i], s);
-    } else {
-      unsigned low, high;
-      expand_mx(words[i], low, high);
-      s = __dp4a(static_cast<int>(low), a[i], s);
-      s = __dp4a(static_cast<int>(high), b[i], s);
-    }
-  }
-  return s;
-}
-
 // A whole group, byte by byte.
 __device__ inline int dot_group(const Matrix& m, const std::uint8_t* row, const std::int8_t* x8, int g) {
   int s = 0;
@@ -155,103 +134,250 @@ __device__ inline int dot_group(const Matrix& m, const std::uint8_t* row, const 
   return s;
 }
 
-// What a row's walk needs of every group: the dot product as f32, s * d and b * d.
-struct Terms {
-  float* memory;
-  int stride;  // odd: rows of a warp lie in different banks
-  __device__ float* row(int r, int what) const { return memory + (r * 3 + what) * stride; }
+// How a matrix is cut. A warp's step is `rows` rows by `width` units (16 bytes of codes; a whole group on path Any): 256
+// units, eight loads a thread. Long rows take several steps.
+struct Cut {
+  int rows, width, per_group, groups;  // per_group: units of a group; groups: of a row and step
 };
 
-__host__ __device__ inline int terms_stride(int n_groups) { return (n_groups < kSegment ? n_groups : kSegment) | 1; }
+__host__ __device__ inline int row_units(const Matrix& m) { return path_of(m) == Path::Any ? m.cols / m.group : m.cols * m.bits / 128; }
 
-__device__ inline void put_terms(const Matrix& m, const QuantizedX& q, const Terms& terms, int r, int row, int g, int at, int idot) {
-  terms.row(r, 0)[at] = static_cast<float>(idot);
-  terms.row(r, 1)[at] = scale_of(m, row, g) * q.d[g];
-  if (m.kind == quant::FormatKind::Affine) terms.row(r, 2)[at] = bias_of(m, row, g) * q.d[g];
-}
-
-// Dot products of a warp's rows over the groups [g0, g1).
-template <Path P, int Unroll>
-__device__ inline void warp_dots(const Matrix& m, const QuantizedX& q, const Terms& terms, int first_row, int n_rows, int r0, int g0, int g1) {
-  const int lane = threadIdx.x % kWarp;
-  const int per_group = P == Path::Any ? 1 : m.group * m.bits / 128;  // units: 16 bytes, or a group
-  const int c0 = g0 * per_group, width = (g1 - g0) * per_group, units = n_rows * width;
-  for (int base = 0; base < units; base += kWarp * Unroll) {
-    uint4 w[Unroll];
-    int row[Unroll], c[Unroll];
-#pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      const int i = base + u * kWarp + lane;
-      row[u] = i < units ? i / width : -1;
-      c[u] = c0 + i - i / width * width;
-      if constexpr (P != Path::Any)
-        if (row[u] >= 0)
-          w[u] = __ldcs(reinterpret_cast<const uint4*>(m.data + static_cast<std::size_t>(first_row + row[u]) * m.row_bytes) + c[u]);
-    }
-#pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      int s = 0;
-      if constexpr (P == Path::Any) {
-        if (row[u] >= 0) s = dot_group(m, m.data + static_cast<std::size_t>(first_row + row[u]) * m.row_bytes, q.x8, c[u]);
-      } else {
-        if (row[u] >= 0) s = dot_chunk<P>(w[u], q.x8, m.cols, c[u]);
-        for (int step = 1; step < per_group; step *= 2) s += __shfl_xor_sync(kAll, s, step);
-      }
-      const int g = c[u] / per_group;
-      if (row[u] >= 0 && c[u] % per_group == 0) put_terms(m, q, terms, r0 + row[u], first_row + row[u], g, g - g0, s);
-    }
-  }
-}
-
-// Rows [row0, row0 + rows_per_block) of W times the quantized activations; y and bias are indexed by row.
-// All threads of the block; shared memory as matvec_bytes says.
-__device__ inline void matvec_block(const Matrix& m, const QuantizedX& q, float* terms_memory, int row0, int rows_per_warp, const float* bias, float* y) {
-  const int n_groups = m.cols / m.group, block_rows = rows_per_warp * kMvWarps;
-  const Terms terms{terms_memory, terms_stride(n_groups)};
-  const int warp = threadIdx.x / kWarp, first = row0 + warp * rows_per_warp;
-  const int n = min(rows_per_warp, m.rows - first);
+// Widths with code of their own; 0: path Any.
+__host__ __device__ inline int width_of(const Matrix& m) {
   const Path path = path_of(m);
-  float acc = 0.0f;
-  for (int g0 = 0; g0 < n_groups; g0 += kSegment) {
-    const int g1 = min(g0 + kSegment, n_groups);
-    if (n > 0) {
-      if (path == Path::Nibble)
-        warp_dots<Path::Nibble, 8>(m, q, terms, first, n, warp * rows_per_warp, g0, g1);
-      else if (path == Path::Byte)
-        warp_dots<Path::Byte, 8>(m, q, terms, first, n, warp * rows_per_warp, g0, g1);
-      else if (path == Path::Mx)
-        warp_dots<Path::Mx, 4>(m, q, terms, first, n, warp * rows_per_warp, g0, g1);
-      else
-        warp_dots<Path::Any, 1>(m, q, terms, first, n, warp * rows_per_warp, g0, g1);
-    }
-    __syncthreads();
-    if (threadIdx.x < block_rows && row0 + static_cast<int>(threadIdx.x) < m.rows) {
-      const float *idot = terms.row(threadIdx.x, 0), *sd = terms.row(threadIdx.x, 1), *bd = terms.row(threadIdx.x, 2);
-      const bool affine = m.kind == quant::FormatKind::Affine;
-#pragma unroll 4
-      for (int g = g0; g < g1; ++g) {
-        acc = math::fma(idot[g - g0], sd[g - g0], acc);
-        if (affine) acc = math::fma(q.sx[g], bd[g - g0], acc);
+  const int units = row_units(m);
+  if (path == Path::Any) return 0;
+  if (path == Path::Nibble) return units % 128 == 0 ? 128 : units % 64 == 0 ? 64 : units % 16 == 0 && m.group <= 64 ? 16 : 0;
+  return units % 64 == 0 ? 64 : 0;
+}
+
+__host__ __device__ inline Cut cut_of(const Matrix& m) {
+  const int width = width_of(m);
+  if (width == 0) return {1, kUnits, 1, kUnits};
+  const int per_group = m.group * m.bits / 128;
+  return {kUnits / width, width, per_group, width / per_group};
+}
+inline int block_rows(const Matrix& m) { return cut_of(m).rows * kMvWarps; }
+
+// Shared memory behind the activations, twice: per row and group of a step the dot product as f32, then scales and biases
+// as they are. Odd strides: rows of a walk lie in different banks.
+struct StepLayout {
+  int dot_stride, scale_stride, dots, scales;  // words
+  __host__ __device__ StepLayout(const Cut& c, int scale_bits) {
+    dot_stride = c.groups | 1;
+    scale_stride = (c.groups * scale_bits / 32) | 1;
+    dots = c.rows * kMvWarps * dot_stride;
+    scales = c.rows * kMvWarps * scale_stride;
+  }
+  __host__ __device__ int words() const { return dots + 2 * scales; }
+};
+__host__ __device__ inline int scale_bits(const Matrix& m) { return width_of(m) == 0 ? 32 : m.kind == quant::FormatKind::Mxfp4 ? 8 : 16; }
+__host__ __device__ inline std::size_t steps_offset(const Matrix& m) { return (quantized_bytes(m.cols, m.group) + 15) / 16 * 16; }
+inline std::size_t matvec_bytes(const Matrix& m) {
+  const bool any = width_of(m) == 0;
+  return steps_offset(m) + static_cast<std::size_t>(any ? 0 : 2 * StepLayout(cut_of(m), scale_bits(m)).words()) * 4;
+}
+
+// What a thread has on its way for one step.
+struct Loads {
+  uint4 w[kLoads];
+  uint4 scales, biases;  // 16 bytes of some row's, for those threads that carry any
+};
+
+template <Path P, int Width>
+class Matvec {
+ public:
+  static constexpr int kRows = kUnits / Width;                   // of a warp
+  static constexpr int kSets = Width >= kWarp ? Width / kWarp : 1;  // columns a thread sees
+  static constexpr int kScaleBits = P == Path::Mx ? 8 : 16;
+
+  __device__ Matvec(const Matrix& matrix, std::byte* memory)
+      : m(matrix), q(quantized_at(memory, matrix.cols, matrix.group)), layout(cut_of(matrix), kScaleBits), steps(reinterpret_cast<float*>(memory + steps_offset(matrix))) {
+    shift = 31 - __clz(m.group * m.bits / 128);
+    groups = Width >> shift;
+  }
+  __device__ int row_of(int u) const { return Width >= kWarp ? u / kSets : 2 * u + static_cast<int>(threadIdx.x) % kWarp / 16; }
+  __device__ int unit_of(int u) const { return Width >= kWarp ? u % kSets * kWarp + static_cast<int>(threadIdx.x) % kWarp : static_cast<int>(threadIdx.x) % 16; }
+
+  // Issues the loads of the block's rows from row0 on, units [c0, c0 + Width).
+  __device__ void fetch(int row0, int c0, Loads& to) const {
+    const int first = row0 + static_cast<int>(threadIdx.x) / kWarp * kRows;
+    const std::uint8_t* base = m.data + static_cast<std::size_t>(first) * m.row_bytes + static_cast<std::size_t>(c0) * 16;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u)
+      if (first + row_of(u) < m.rows) to.w[u] = __ldcs(reinterpret_cast<const uint4*>(base + row_of(u) * m.row_bytes) + unit_of(u));
+    const int per_row = groups * kScaleBits / 128;  // 16-byte pieces
+    const int r = static_cast<int>(threadIdx.x) / per_row, row = row0 + r;
+    if (r >= kRows * kMvWarps || row >= m.rows) return;
+    const std::size_t at = static_cast<std::size_t>(row) * m.scale_row_bytes + static_cast<std::size_t>(c0 >> shift) * kScaleBits / 8 + (threadIdx.x % per_row) * 16;
+    to.scales = *reinterpret_cast<const uint4*>(m.scales + at);
+    if constexpr (P != Path::Mx) to.biases = *reinterpret_cast<const uint4*>(m.biases + at);
+  }
+
+  __device__ float* buffer(int which) const { return steps + which * layout.words(); }
+
+  // Dot products and scales of the step, to shared memory.
+  __device__ void multiply(int c0, const Loads& from, int which) const {
+    float* dots = buffer(which);
+    const int lane = threadIdx.x % kWarp, warp_row = static_cast<int>(threadIdx.x) / kWarp * kRows, per_group = 1 << shift;
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      const Activations x(q.x8, m.cols, c0 + unit_of(set));
+#pragma unroll
+      for (int u = set; u < kLoads; u += kSets) {
+        int s = x.dot(from.w[u]);
+        for (int step = 1; step < per_group; step *= 2) s += __shfl_xor_sync(kAll, s, step);
+        if ((lane & (per_group - 1)) == 0) dots[(warp_row + row_of(u)) * layout.dot_stride + (unit_of(u) >> shift)] = static_cast<float>(s);
       }
     }
-    __syncthreads();
+    const int per_row = groups * kScaleBits / 128, r = static_cast<int>(threadIdx.x) / per_row;
+    if (r >= kRows * kMvWarps) return;
+    auto* scales = reinterpret_cast<unsigned*>(dots + layout.dots) + r * layout.scale_stride + (threadIdx.x % per_row) * 4;
+    scales[0] = from.scales.x, scales[1] = from.scales.y, scales[2] = from.scales.z, scales[3] = from.scales.w;
+    if constexpr (P != Path::Mx) {
+      unsigned* biases = scales + layout.scales;
+      biases[0] = from.biases.x, biases[1] = from.biases.y, biases[2] = from.biases.z, biases[3] = from.biases.w;
+    }
   }
-  const int row = row0 + threadIdx.x;
-  if (threadIdx.x < block_rows && row < m.rows) y[row] = bias != nullptr ? acc + bias[row] : acc;
+
+  // The step's groups in ascending order, for row r of the block.
+  __device__ void walk(int c0, int r, int which, float& acc) const {
+    const float* dots = buffer(which) + r * layout.dot_stride;
+    const auto* scales = reinterpret_cast<const unsigned*>(buffer(which) + layout.dots) + r * layout.scale_stride;
+    const float *d = q.d + (c0 >> shift), *sx = q.sx + (c0 >> shift);
+    if constexpr (P == Path::Mx) {
+#pragma unroll 8
+      for (int g = 0; g < groups; ++g)
+        acc = math::fma(dots[g], quant::e8m0_half_to_f32(static_cast<std::uint8_t>(scales[g / 4] >> g % 4 * 8)) * d[g], acc);
+    } else {
+      const unsigned* biases = scales + layout.scales;
+      const bool bf16 = m.scale_dtype == DType::BF16;
+#pragma unroll 4
+      for (int g = 0; g < groups; g += 2) {
+        const unsigned s = scales[g / 2], b = biases[g / 2];
+        const float s0 = bf16 ? __uint_as_float(s << 16) : f16_to_f32(static_cast<std::uint16_t>(s)), s1 = bf16 ? __uint_as_float(s & 0xffff0000u) : f16_to_f32(static_cast<std::uint16_t>(s >> 16));
+        const float b0 = bf16 ? __uint_as_float(b << 16) : f16_to_f32(static_cast<std::uint16_t>(b)), b1 = bf16 ? __uint_as_float(b & 0xffff0000u) : f16_to_f32(static_cast<std::uint16_t>(b >> 16));
+        acc = math::fma(dots[g], s0 * d[g], acc);
+        acc = math::fma(sx[g], b0 * d[g], acc);
+        acc = math::fma(dots[g + 1], s1 * d[g + 1], acc);
+        acc = math::fma(sx[g + 1], b1 * d[g + 1], acc);
+      }
+    }
+  }
+
+  const Matrix& m;
+  const QuantizedX q;
+  const StepLayout layout;
+  float* const steps;
+  int shift, groups;  // log2 of the units of a group; groups of a row and step
+
+ private:
+  // The activations that meet 16 bytes of codes.
+  struct Activations {
+    int4 a, b;
+    __device__ Activations(const std::int8_t* x8, int cols, int c) {
+      a = reinterpret_cast<const int4*>(x8)[c];
+      if constexpr (P != Path::Byte) b = reinterpret_cast<const int4*>(x8 + cols / 2)[c];
+    }
+    __device__ int dot(const uint4& w) const {
+      int s = 0;
+      const unsigned words[4] = {w.x, w.y, w.z, w.w};
+      const int xa[4] = {a.x, a.y, a.z, a.w}, xb[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (P == Path::Byte) {
+          asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(words[i]), "r"(xa[i]));
+        } else if constexpr (P == Path::Nibble) {
+          s = __dp4a(static_cast<int>(words[i] & 0x0f0f0f0fu), xa[i], s);
+          s = __dp4a(static_cast<int>(words[i] >> 4 & 0x0f0f0f0fu), xb[i], s);
+        } else {
+          unsigned low, high;
+          expand_mx(words[i], low, high);
+          s = __dp4a(static_cast<int>(low), xa[i], s);
+          s = __dp4a(static_cast<int>(high), xb[i], s);
+        }
+      }
+      return s;
+    }
+  };
+};
+
+// Blocks `tile`, `tile` + `tile_step`, .. of W's rows times x; y and bias are indexed by row. `load` as for quantize_block.
+// `early`: the matrix is known without the kernel before, so its codes may be on their way before wait_inputs(). One warp
+// walks a block of rows while the others are at the next.
+template <Path P, int Width, class Load>
+__device__ inline void matvec_path(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
+  const Matvec<P, Width> mv(m, memory);
+  constexpr int kRows = kUnits / Width * kMvWarps, kWalkers = (kRows + kWarp - 1) / kWarp;
+  const int n_tiles = (m.rows + kRows - 1) / kRows, units = row_units(m);
+  Loads loads;
+  mv.fetch(tile * kRows, 0, loads);
+  if (early) begin_kernel();
+  quantize_block(load, m.cols, m.group, order_of(P), mv.q);
+  __syncthreads();
+  float acc = 0.0f;
+  int walker = 0;
+  for (int c0 = 0, which = 0; tile < n_tiles; which ^= 1) {
+    const int row0 = tile * kRows, at = c0;
+    mv.multiply(c0, loads, which);
+    c0 += Width;
+    const bool end_of_rows = c0 >= units;
+    if (end_of_rows) c0 = 0, tile += tile_step;
+    if (tile < n_tiles) mv.fetch(tile * kRows, c0, loads);
+    __syncthreads();
+    const int r = static_cast<int>(threadIdx.x) - walker * kWarp;
+    if (r >= 0 && r < kRows && row0 + r < m.rows) {
+      mv.walk(at, r, which, acc);
+      if (end_of_rows) {
+        y[row0 + r] = bias != nullptr ? acc + bias[row0 + r] : acc;
+        acc = 0.0f;
+      }
+    }
+    if (end_of_rows) walker = (walker + kWalkers) % kMvWarps;
+  }
 }
 
-// Rows a warp takes: enough 16-byte loads in flight, enough blocks for the chip.
-inline int rows_per_warp(const Matrix& m) {
-  const int loads = m.row_bytes / 16;  // of a row
-  return loads >= 64 ? 4 : loads >= 32 ? 8 : 16;
+// Any format and width: a warp a row, a lane a group, then one lane walks them 32 at a time.
+template <class Load>
+__device__ inline void matvec_any(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
+  if (early) begin_kernel();
+  const QuantizedX q = quantized_at(memory, m.cols, m.group);
+  quantize_block(load, m.cols, m.group, Order::Natural, q);
+  __syncthreads();
+  const int lane = threadIdx.x % kWarp, n_groups = m.cols / m.group;
+  const bool affine = m.kind == quant::FormatKind::Affine;
+  for (int row = tile * kMvWarps + threadIdx.x / kWarp; row < m.rows; row += tile_step * kMvWarps) {
+    float acc = 0.0f;
+    for (int g0 = 0; g0 < n_groups; g0 += kWarp) {
+      const int g = g0 + lane;
+      float dot = 0.0f, sd = 0.0f, bd = 0.0f, sx = 0.0f;
+      if (g < n_groups) {
+        dot = static_cast<float>(dot_group(m, m.data + static_cast<std::size_t>(row) * m.row_bytes, q.x8, g));
+        sd = scale_of(m, row, g) * q.d[g];
+        sx = q.sx[g];
+        if (affine) bd = bias_of(m, row, g) * q.d[g];
+      }
+      const int n = min(kWarp, n_groups - g0);
+      for (int i = 0; i < n; ++i) {
+        acc = math::fma(__shfl_sync(kAll, dot, i), __shfl_sync(kAll, sd, i), acc);
+        if (affine) acc = math::fma(__shfl_sync(kAll, sx, i), __shfl_sync(kAll, bd, i), acc);
+      }
+    }
+    if (lane == 0) y[row] = bias != nullptr ? acc + bias[row] : acc;
+    if (tile_step >= 1 << 20) break;
+  }
 }
 
-inline std::size_t matvec_bytes(const Matrix& m, int per_warp) {
-  return (quantized_bytes(m.cols, m.group) + 15) / 16 * 16 +
-         static_cast<std::size_t>(per_warp * kMvWarps * 3 * terms_stride(m.cols / m.group)) * 4;
-}
-__device__ inline float* terms_at(std::byte* memory, const Matrix& m) {
-  return reinterpret_cast<float*>(memory + (quantized_bytes(m.cols, m.group) + 15) / 16 * 16);
+template <class Load>
+__device__ inline void matvec(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
+  const int width = width_of(m);
+  if (width == 0) return matvec_any(m, load, memory, tile, tile_step, bias, y, early);
+  const Path path = path_of(m);
+  if (path == Path::Byte) return matvec_path<Path::Byte, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  if (path == Path::Mx) return matvec_path<Path::Mx, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  if (width == 16) return matvec_path<Path::Nibble, 16>(m, load, memory, tile, tile_step, bias, y, early);
+  if (width == 64) return matvec_path<Path::Nibble, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  return matvec_path<Path::Nibble, 128>(m, load, memory, tile, tile_step, bias, y, early);
 }
 
 // Eight values of a row of f32, whatever its alignment.
@@ -268,6 +394,38 @@ struct RowLoad {
   }
 };
 
+// The same of glu(gate, up).
+struct GluLoad {
+  const float *gate, *up;
+  GluParams glu;
+  __device__ void operator()(int i, float (&out)[8]) const {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) out[k] = glu(gate[i + k], up[i + k]);
+  }
+};
+
+// ---- exact
+
+inline constexpr int kExactRows = 4;        // of a block
+inline constexpr int kExactThreads = 128;   // half of them make dot products, all of them copy
+
+// Shared memory of matvec_exact: the rows' codes and scales as they are, the activations. 0: too much, read from memory.
+inline std::size_t exact_bytes(const Matrix& m) {
+  const std::size_t bytes = (static_cast<std::size_t>(m.row_bytes) + 2 * static_cast<std::size_t>(m.scale_row_bytes) + 3 * 16) * kExactRows +
+                            static_cast<std::size_t>(m.cols) * 4 + 16;
+  return bytes <= 64u << 10 ? bytes : 0;
+}
+
+// n bytes to shared memory; both aligned to 4 at least, as rows of the device are.
+__device__ inline void copy_shared(std::uint8_t* to, const std::uint8_t* from, int n) {
+  int done = 0;
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
+    done = n / 16 * 16;
+    for (int i = threadIdx.x * 16; i < done; i += kExactThreads * 16) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+  }
+  for (int i = done + threadIdx.x; i < n; i += kExactThreads) to[i] = from[i];
+}
+
 // dot16 of row `row` with x by sixteen threads; all of the warp take part.
 __device__ inline float exact_row(const Matrix& m, int row, const float* x, int lane) {
   float acc = 0.0f;
@@ -276,6 +434,14 @@ __device__ inline float exact_row(const Matrix& m, int row, const float* x, int 
     const auto* w = reinterpret_cast<const std::uint16_t*>(p);
 #pragma unroll 8
     for (int i = lane; i < m.cols; i += 16) acc = math::fma(x[i], bf16_to_f32(w[i]), acc);
+  } else if (m.kind == quant::FormatKind::Affine && m.bits == 8) {
+    const int per_group = m.group;
+#pragma unroll 2
+    for (int g = 0; g < m.cols / per_group; ++g) {
+      const float s = scale_of(m, row, g), b = bias_of(m, row, g);
+#pragma unroll 4
+      for (int i = g * per_group + lane; i < (g + 1) * per_group; i += 16) acc = math::fma(x[i], math::fma(s, static_cast<float>(p[i]), b), acc);
+    }
   } else if (m.kind == quant::FormatKind::Affine) {
     for (int g = 0; g < m.cols / m.group; ++g) {
       const float s = scale_of(m, row, g), b = bias_of(m, row, g);
@@ -288,6 +454,36 @@ __device__ inline float exact_row(const Matrix& m, int row, const float* x, int 
     for (int i = lane; i < m.cols; i += 16) acc = math::fma(x[i], weight_at(m, row, i), acc);
   }
   return tree16(acc);
+}
+
+// Rows [row0, row0 + kExactRows) times x; y and bias by row. `staged`: shared memory of exact_bytes is there.
+__device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* memory, bool staged, int row0, const float* bias, float* y, bool early) {
+  const int n = min(kExactRows, m.rows - row0), r = threadIdx.x / 16;
+  Matrix local = m;
+  if (staged) {
+    auto* at = reinterpret_cast<std::uint8_t*>(memory) + (static_cast<std::size_t>(m.cols) * 4 + 15) / 16 * 16;
+    const auto take = [&](const std::uint8_t* from, int bytes) {
+      if (from == nullptr || bytes == 0) return static_cast<std::uint8_t*>(nullptr);
+      std::uint8_t* to = at;
+      copy_shared(to, from + static_cast<std::size_t>(row0) * bytes, bytes * n);
+      at += (bytes * kExactRows + 15) / 16 * 16;
+      return to;
+    };
+    local.data = take(m.data, m.row_bytes);
+    local.scales = take(m.scales, m.scale_row_bytes);
+    local.biases = take(m.biases, m.scale_row_bytes);
+  }
+  if (early) begin_kernel();
+  if (staged) {
+    auto* xs = reinterpret_cast<float*>(memory);
+    for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
+    x = xs;
+    __syncthreads();
+  }
+  if (r >= kExactRows) return;
+  const int row = min(r, n - 1);
+  const float v = exact_row(local, staged ? row : row0 + row, x, threadIdx.x & 15);
+  if (r < n && (threadIdx.x & 15) == 0) y[row0 + r] = bias != nullptr ? v + bias[row0 + r] : v;
 }
 
 }  // namespace moeflux::backend::cuda

@@ -22,6 +22,7 @@ struct AttentionArgs {
   const std::byte *k, *v;
   const float* sinks;
   float* y;
+  float* scores;    // few tokens: scaled scores [rows, n_groups * 1024]
   float* partials;  // not null: a block per group of keys, whose m, l and acc go here: [rows, groups, vd + 2]
   std::int64_t q_token, q_head, k_row, k_head, v_row, v_head, y_token, y_head;  // strides in elements
   int n_tokens, n_heads, shared_heads, hd, vd, n_groups;
@@ -298,6 +299,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_con
   extern __shared__ __align__(16) float memory[];
   using S = Shape<Rows, Dims>;
   Block<Rows, Dims> b(a, memory);
+  begin_kernel();
   b.kv = blockIdx.y;
   // Late tokens see the most keys: they go first.
   b.r0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Rows;
@@ -330,6 +332,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_con
 
 // Groups of one query row in order: merged, the sink, the division. A block per row.
 __global__ void merge_kernel(const __grid_constant__ AttentionArgs a) {
+  begin_kernel();
   const std::int64_t row = blockIdx.x;
   const int t = static_cast<int>(row / a.n_heads), h = static_cast<int>(row % a.n_heads);
   const std::int64_t p = static_cast<std::int64_t>(a.pos.get()) + t;
@@ -355,22 +358,202 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a) {
   }
 }
 
+// ---- a few tokens: the keys are what there is to spread over the chip
+
+constexpr int kScoreRows = 16;
+using ScoreShape = Shape<kScoreRows, 512>;
+
+// Scores of sixteen query rows and one tile of keys.
+__global__ void __launch_bounds__(kThreads, 2) score_kernel(const __grid_constant__ AttentionArgs a) {
+  extern __shared__ __align__(16) float memory[];
+  Block<kScoreRows, 512> b(a, memory);
+  begin_kernel();
+  b.kv = blockIdx.y;
+  b.r0 = static_cast<int>(blockIdx.z) * kScoreRows;
+  b.n = min(kScoreRows, a.n_tokens * a.shared_heads - b.r0);
+  const int base = static_cast<int>(blockIdx.x) * kTile, end = a.pos.get() + b.token(b.n - 1) + 1;
+  const std::int64_t begin = a.window > 0 ? static_cast<std::int64_t>(a.pos.get()) + b.token(0) - a.window + 1 : 0;
+  if (base >= end || base + kTile <= begin) return;
+  b.load_queries();
+  b.dot_keys(base, base, end);
+  __syncthreads();
+  for (int e = threadIdx.x; e < b.n * kTile; e += kThreads) {
+    const int r = e / kTile, j = e % kTile;
+    const std::int64_t row = static_cast<std::int64_t>(b.token(r)) * a.n_heads + b.head(r);
+    a.scores[row * a.n_groups * kGroupKeys + base + j] = a.scale * b.scores[j * ScoreShape::kScoreStride + r];
+  }
+}
+
+constexpr int kValueThreads = 128;  // a dimension each
+
+// Rows of one kv head over one group of keys: probabilities of all tiles first, then the chains of fmas.
+template <int Rows, bool F16>
+__global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_constant__ AttentionArgs a) {
+  constexpr int kTiles = static_cast<int>(Attention::kGroupTiles);
+  __shared__ __align__(16) float p[kGroupKeys][Rows];
+  __shared__ float top[Rows][kTiles], factor[Rows][kTiles], sum[Rows][kTiles], m[Rows], l[Rows];
+  __shared__ int range[Rows][2];  // keys of a row inside the group; none: [0, 0)
+  begin_kernel();
+  const int per_kv = (a.n_tokens * a.shared_heads + Rows - 1) / Rows;
+  const int kv = blockIdx.x / per_kv, r0 = static_cast<int>(blockIdx.x) % per_kv * Rows, group = blockIdx.y;
+  const int d = blockIdx.z * kValueThreads + threadIdx.x, n = min(Rows, a.n_tokens * a.shared_heads - r0), first = group * kGroupKeys;
+  const auto token = [&](int r) { return (r0 + r) / a.shared_heads; };
+  const auto row_of = [&](int r) { return static_cast<std::int64_t>(token(r)) * a.n_heads + kv * a.shared_heads + (r0 + r) % a.shared_heads; };
+  if (threadIdx.x < Rows) {
+    const int r = threadIdx.x;
+    int begin = 0, end = 0;
+    if (r < n) {
+      const std::int64_t q = static_cast<std::int64_t>(a.pos.get()) + token(r);
+      const std::int64_t from = (a.window > 0 ? q - a.window + 1 : 0) - first, to = q + 1 - first;
+      begin = static_cast<int>(from < 0 ? 0 : from), end = static_cast<int>(to > kGroupKeys ? kGroupKeys : to);
+      if (begin >= end || begin >= kGroupKeys) begin = end = 0;
+    }
+    range[r][0] = begin, range[r][1] = end;
+  }
+  __syncthreads();
+  int block_end = 0;
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) block_end = max(block_end, range[r][1]);
+  if (block_end == 0) return;
+  const int n_tiles = (block_end + kTile - 1) / kTile;
+
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    const float* scores = a.scores + row_of(min(r, n - 1)) * a.n_groups * kGroupKeys + first;
+#pragma unroll 4
+    for (int j = threadIdx.x; j < n_tiles * kTile; j += kValueThreads) p[j][r] = j >= range[r][0] && j < range[r][1] ? scores[j] : minus_inf();
+  }
+  __syncthreads();
+  // Eight threads find the maximum of a row's tile.
+  for (int e = threadIdx.x / 8; e < Rows * n_tiles; e += kValueThreads / 8) {
+    const int r = e % Rows, t = e / Rows, part = threadIdx.x & 7;
+    float best = minus_inf();
+#pragma unroll
+    for (int i = 0; i < kTile / 8; ++i) {
+      const float x = p[t * kTile + i * 8 + part][r];
+      best = best > x ? best : x;
+    }
+    const unsigned mask = 0xffu << (threadIdx.x & 24);
+#pragma unroll
+    for (int step = 4; step >= 1; step /= 2) {
+      const float other = __shfl_xor_sync(mask, best, step);
+      best = best > other ? best : other;
+    }
+    if (part == 0) top[r][t] = best;
+  }
+  __syncthreads();
+  if (threadIdx.x < Rows) {  // running maximum and the factor of every tile
+    const int r = threadIdx.x;
+    float best = minus_inf();
+    for (int t = 0; t < n_tiles; ++t) {
+      const bool has = range[r][0] < (t + 1) * kTile && range[r][1] > t * kTile;
+      const float next = best > top[r][t] ? best : top[r][t];
+      factor[r][t] = !has ? 1.0f : best == minus_inf() ? 0.0f : math::exp(best - next);
+      if (has) best = next;
+      top[r][t] = best;
+    }
+    m[r] = best;
+  }
+  __syncthreads();
+#pragma unroll 4
+  for (int e = threadIdx.x; e < Rows * n_tiles * kTile; e += kValueThreads) {
+    const int r = e % Rows, j = e / Rows;
+    p[j][r] = j >= range[r][0] && j < range[r][1] ? math::exp(p[j][r] - top[r][j / kTile]) : 0.0f;
+  }
+  __syncthreads();
+  // sum16 of every tile by sixteen threads.
+  for (int e = threadIdx.x / 16; e < Rows * n_tiles; e += kValueThreads / 16) {
+    const int r = e % Rows, t = e / Rows, lane = threadIdx.x & 15;
+    float s = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTile / 16; ++i) s = s + p[t * kTile + i * 16 + lane][r];
+    const unsigned mask = 0xffffu << (threadIdx.x & 16);
+#pragma unroll
+    for (int step = 8; step >= 1; step /= 2) s = s + __shfl_xor_sync(mask, s, step);
+    if (lane == 0) sum[r][t] = s;
+  }
+  __syncthreads();
+  if (threadIdx.x < Rows) {
+    const int r = threadIdx.x;
+    float total = 0.0f;
+    for (int t = 0; t < n_tiles; ++t)
+      if (range[r][0] < (t + 1) * kTile && range[r][1] > t * kTile) total = math::fma(total, factor[r][t], sum[r][t]);
+    l[r] = total;
+  }
+  __syncthreads();
+  if (d >= a.vd) return;
+
+  float acc[Rows] = {};
+  const std::int64_t at = static_cast<std::int64_t>(kv) * a.v_head + d + static_cast<std::int64_t>(first) * a.v_row;
+  const auto* v32 = reinterpret_cast<const float*>(a.v) + at;
+  const auto* v16 = reinterpret_cast<const std::uint16_t*>(a.v) + at;
+  constexpr int kBatch = 16;  // loads in flight
+  for (int j0 = 0; j0 < block_end; j0 += kBatch) {
+    float v[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int64_t j = min(j0 + i, block_end - 1);
+      v[i] = F16 ? f16_to_f32(v16[j * a.v_row]) : v32[j * a.v_row];
+    }
+    if (j0 % kTile == 0)
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) acc[r] = acc[r] * factor[r][j0 / kTile];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (j0 + i >= block_end) break;
+#pragma unroll
+      for (int r = 0; r < Rows; ++r) acc[r] = math::fma(p[j0 + i][r], v[i], acc[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < Rows; ++r) {
+    if (range[r][1] == 0) continue;
+    if (a.partials != nullptr) {
+      float* to = a.partials + (row_of(r) * a.n_groups + group) * (a.vd + 2);
+      if (d == 0) to[0] = m[r], to[1] = l[r];
+      to[2 + d] = acc[r];
+      continue;
+    }
+    float total = l[r], c = 1.0f;
+    const int h = kv * a.shared_heads + (r0 + r) % a.shared_heads;
+    if (a.sinks != nullptr) {
+      const float best = m[r] > a.sinks[h] ? m[r] : a.sinks[h];
+      c = math::exp(m[r] - best);
+      total = math::fma(total, c, math::exp(a.sinks[h] - best));
+    }
+    a.y[token(r) * a.y_token + h * a.y_head + d] = (a.sinks != nullptr ? acc[r] * c : acc[r]) * (1.0f / total);
+  }
+}
+
+void allocate_partials(CudaStream& s, AttentionArgs& a) {
+  a.partials = s.scratch_of<float>(Scratch::Partials, static_cast<std::size_t>(a.n_tokens) * static_cast<std::size_t>(a.n_heads) *
+                                                          static_cast<std::size_t>(a.n_groups) * static_cast<std::size_t>(a.vd + 2));
+}
+
+void run_few(CudaStream& s, AttentionArgs a) {
+  const auto n_kv = static_cast<unsigned>(a.n_heads / a.shared_heads), rows = static_cast<unsigned>(a.n_tokens * a.shared_heads),
+             groups = static_cast<unsigned>(a.n_groups);
+  a.scores = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(a.n_tokens) * static_cast<std::size_t>(a.n_heads) * groups * kGroupKeys);
+  if (groups > 1) allocate_partials(s, a);
+  launch_large(s, "Attention: scores", score_kernel, dim3(groups * Attention::kGroupTiles, n_kv, (rows + kScoreRows - 1) / kScoreRows), kThreads,
+               ScoreShape::bytes(a.hd, false), a);
+  const auto slices = static_cast<unsigned>(ceil_div(a.vd, kValueThreads));
+  const bool wide = rows >= 64;
+  const auto kernel = wide ? (a.f16 ? value_kernel<8, true> : value_kernel<8, false>) : a.f16 ? value_kernel<4, true> : value_kernel<4, false>;
+  launch(s, "Attention: values", kernel, dim3(n_kv * (wide ? (rows + 7) / 8 : (rows + 3) / 4), groups, slices), kValueThreads, 0, a);
+  if (groups > 1) launch(s, "Attention: merging groups", merge_kernel, static_cast<unsigned>(a.n_tokens * a.n_heads), 128, 0, a);
+}
+
 template <int Rows, int Dims>
-void launch(CudaStream& s, AttentionArgs a) {
+void run_many(CudaStream& s, AttentionArgs a) {
   using S = Shape<Rows, Dims>;
   const unsigned blocks = static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(a.n_tokens) * a.shared_heads, Rows));
   const auto n_kv = static_cast<unsigned>(a.n_heads / a.shared_heads);
   const bool split = a.n_groups > 1 && blocks * n_kv < 264;  // two blocks for each of some hundred processors
-  if (split)
-    a.partials = s.scratch_of<float>(Scratch::Partials, static_cast<std::size_t>(a.n_tokens) * static_cast<std::size_t>(a.n_heads) *
-                                                            static_cast<std::size_t>(a.n_groups) * static_cast<std::size_t>(a.vd + 2));
-  const std::size_t bytes = S::bytes(a.hd, !split && a.n_groups > 1);
-  allow_shared(attention_kernel<Rows, Dims>, bytes);
-  attention_kernel<Rows, Dims><<<dim3(blocks, n_kv, split ? static_cast<unsigned>(a.n_groups) : 1u), kThreads, bytes, s.handle()>>>(a);
-  launched("Attention");
-  if (!split) return;
-  merge_kernel<<<static_cast<unsigned>(a.n_tokens * a.n_heads), 128, 0, s.handle()>>>(a);
-  launched("Attention: merging groups");
+  if (split) allocate_partials(s, a);
+  launch_large(s, "Attention", attention_kernel<Rows, Dims>, dim3(blocks, n_kv, split ? static_cast<unsigned>(a.n_groups) : 1u), kThreads,
+               S::bytes(a.hd, !split && a.n_groups > 1), a);
+  if (split) launch(s, "Attention: merging groups", merge_kernel, static_cast<unsigned>(a.n_tokens * a.n_heads), 128, 0, a);
 }
 
 }  // namespace
@@ -392,17 +575,16 @@ void CudaBackend::execute(Stream& stream, const Attention& op) {
   a.k_vectors = reinterpret_cast<std::uintptr_t>(a.k) % size == 0 && a.k_row % 4 == 0 && a.k_head % 4 == 0;
   a.v_vectors = reinterpret_cast<std::uintptr_t>(a.v) % size == 0 && a.v_row % 4 == 0 && a.v_head % 4 == 0;
   if (a.vd > 512 || Shape<16, 512>::bytes(a.hd, true) > 200u << 10) raise(cudaErrorNotSupported, "attention with heads of this width");
-  const bool few = a.n_tokens * a.shared_heads <= 16 || Shape<32, 256>::bytes(a.hd, true) > 100u << 10;
-  if (a.vd > 256)
-    launch<16, 512>(s, a);
-  else if (few)
-    launch<16, 256>(s, a);
+  if (a.n_tokens <= kMatvecTokens)
+    run_few(s, a);
+  else if (a.vd > 256 || Shape<32, 256>::bytes(a.hd, true) > 100u << 10)
+    run_many<16, 512>(s, a);
   else if (a.vd > 128)
-    launch<32, 256>(s, a);
+    run_many<32, 256>(s, a);
   else if (a.vd > 64)
-    launch<32, 128>(s, a);
+    run_many<32, 128>(s, a);
   else
-    launch<32, 64>(s, a);
+    run_many<32, 64>(s, a);
 }
 
 }  // namespace moeflux::backend::cuda

@@ -8,6 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void embed_kernel(const std::int32_t* tokens, Matrix table, Rows y) {
+  begin_kernel();
   const int t = blockIdx.y, col = blockIdx.x * blockDim.x + threadIdx.x;
   if (col < table.cols) y.row(t)[col] = weight_at(table, tokens[t], col);
 }
@@ -15,6 +16,7 @@ __global__ void embed_kernel(const std::int32_t* tokens, Matrix table, Rows y) {
 // f(row, column) for every element; grid.y strides over rows.
 template <class F>
 __global__ void map_kernel(std::int64_t n_rows, int width, F f) {
+  begin_kernel();
   const int col = blockIdx.x * blockDim.x + threadIdx.x;
   if (col >= width) return;
   for (std::int64_t row = blockIdx.y; row < n_rows; row += gridDim.y) f(row, col);
@@ -24,8 +26,7 @@ template <class F>
 void map(CudaStream& s, std::int64_t n_rows, int width, F f) {
   const int threads = width < kThreads ? (width + 31) / 32 * 32 : kThreads;
   const dim3 grid(static_cast<unsigned>(ceil_div(width, threads)), static_cast<unsigned>(n_rows < 32768 ? n_rows : 32768));
-  map_kernel<<<grid, threads, 0, s.handle()>>>(n_rows, width, f);
-  launched("an elementwise kernel");
+  launch(s, "an elementwise kernel", map_kernel<F>, grid, threads, 0, n_rows, width, f);
 }
 
 // The elementwise ops as functions of a row and a column. y may be an input.
@@ -80,6 +81,7 @@ template <NormKind Kind>
 __global__ void norm_kernel(NormArgs a) {
   extern __shared__ float row[];
   __shared__ float factor;
+  begin_kernel();
   const std::int64_t r = blockIdx.x;
   const int n = a.x.width;
   float* x = a.x.row(r);
@@ -111,6 +113,7 @@ __global__ void norm_kernel(NormArgs a) {
 // Narrow rows (heads): a warp each, eight to a block.
 template <NormKind Kind>
 __global__ void head_norm_kernel(NormArgs a) {
+  begin_kernel();
   const std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (r >= a.n_rows) return;
   const int lane = threadIdx.x % kWarp, n = a.x.width;
@@ -130,16 +133,10 @@ template <NormKind Kind>
 void norm(CudaStream& s, const NormArgs& a) {
   const int n = a.x.width;
   if (Kind != NormKind::AddRms && n <= 512) {
-    head_norm_kernel<Kind><<<static_cast<unsigned>(ceil_div(a.n_rows, 8)), 256, 0, s.handle()>>>(a);
-    launched("a norm");
-    return;
+    const int warps = a.n_rows >= 1024 ? 8 : 2;
+    return launch(s, "a norm", head_norm_kernel<Kind>, static_cast<unsigned>(ceil_div(a.n_rows, warps)), warps * kWarp, 0, a);
   }
-  const auto bytes = static_cast<std::size_t>(n) * 4;
-  if (bytes > 48u << 10)
-    check_cuda(cudaFuncSetAttribute(norm_kernel<Kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a norm");
-  const int threads = n >= 2048 ? 512 : n >= 512 ? 256 : 64;
-  norm_kernel<Kind><<<static_cast<unsigned>(a.n_rows), threads, bytes, s.handle()>>>(a);
-  launched("a norm");
+  launch_large(s, "a norm", norm_kernel<Kind>, static_cast<unsigned>(a.n_rows), n >= 2048 ? 512 : n >= 512 ? 256 : 64, static_cast<std::size_t>(n) * 4, a);
 }
 
 struct RopeArgs {
@@ -154,6 +151,7 @@ struct RopeArgs {
 
 // A thread has one frequency of one token and turns it in all heads.
 __global__ void rope_kernel(RopeArgs a) {
+  begin_kernel();
   const int i = blockIdx.x * blockDim.x + threadIdx.x, t = blockIdx.y;
   if (i >= a.half) return;
   const auto v = math::sincos(static_cast<float>(static_cast<std::int64_t>(a.pos.get()) + t) * a.inv_freq[i]);
@@ -179,8 +177,7 @@ void CudaBackend::execute(Stream& stream, const Embed& op) {
     tokens = copy;
   }
   const dim3 grid(static_cast<unsigned>(ceil_div(op.table.cols, kThreads)), static_cast<unsigned>(op.y.dim(0)));
-  embed_kernel<<<grid, kThreads, 0, s.handle()>>>(tokens, to_device(op.table), to_rows(op.y));
-  launched("Embed");
+  launch(s, "Embed", embed_kernel, grid, kThreads, 0, tokens, to_device(op.table), to_rows(op.y));
 }
 
 void CudaBackend::execute(Stream& stream, const Add& op) {
@@ -228,8 +225,7 @@ void CudaBackend::execute(Stream& stream, const Rope& op) {
   for (std::int64_t t = 0; t < n; t += 32768) {  // grid.y ends at 65535
     RopeArgs a{op.x.f32() + t * op.x.stride(0), op.x.stride(0), op.x.stride(1), n_heads, half, op.inv_freq.f32(), s.position(op.pos0 + t),
                op.style == RopeStyle::HalfSplit, op.magnitude};
-    rope_kernel<<<dim3(grid.x, static_cast<unsigned>(n - t < 32768 ? n - t : 32768), grid.z), 64, 0, s.handle()>>>(a);
-    launched("Rope");
+    launch(s, "Rope", rope_kernel, dim3(grid.x, static_cast<unsigned>(n - t < 32768 ? n - t : 32768), grid.z), 64, 0, a);
   }
 }
 

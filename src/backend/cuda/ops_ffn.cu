@@ -89,14 +89,13 @@ struct FfnArgs {
   std::int64_t inner_dim;  // the largest
   GluParams glu;
   bool fast;
-  int per_warp;            // rows
 };
 
 __device__ bool multiplies_integers(const Matrix& m, bool fast) {
   return fast && (m.kind == quant::FormatKind::Affine || m.kind == quant::FormatKind::Mxfp4);
 }
 
-// Rows of a block in exact precision.
+// Rows of a block of the fast kernels in exact precision.
 __device__ void exact_rows(const Matrix& m, const float* x, int row0, int n, const float* bias, float* y) {
   for (int r = threadIdx.x / 16; r < n; r += kMvThreads / 16) {
     const int row = row0 + r;
@@ -105,46 +104,43 @@ __device__ void exact_rows(const Matrix& m, const float* x, int row0, int n, con
   }
 }
 
-__global__ void __launch_bounds__(kMvThreads) ffn_up_kernel(const __grid_constant__ FfnArgs a) {
+constexpr int kExactBlock = 32;  // rows
+
+__device__ int rows_of(const Matrix& m, bool fast) { return multiplies_integers(m, fast) ? cut_of(m).rows * kMvWarps : kExactBlock; }
+
+__global__ void __launch_bounds__(kMvThreads, 2) ffn_up_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
-  const int rows = a.per_warp * kMvWarps, p = blockIdx.y, halves = gridDim.x / 2;
+  begin_kernel();  // which expert it is, the kernel before says
+  const int p = blockIdx.y, halves = gridDim.x / 2;
   const bool up = static_cast<int>(blockIdx.x) >= halves;
   const auto pair = a.pairs.pair(p, up ? kUp : kGate);
-  const int row0 = (blockIdx.x - (up ? halves : 0)) * rows;
+  const int tile = static_cast<int>(blockIdx.x) - (up ? halves : 0), row0 = tile * rows_of(pair.w, a.fast);
   if (row0 >= pair.w.rows) return;
   const float* x = a.x + pair.row * a.x_stride;
   float* y = a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim;
-  if (!multiplies_integers(pair.w, a.fast)) return exact_rows(pair.w, x, row0, rows, pair.bias, y);
-  const QuantizedX q = quantized_at(memory, pair.w.cols, pair.w.group);
-  quantize_block(RowLoad{x}, pair.w.cols, pair.w.group, path_of(pair.w), q);
-  __syncthreads();
-  matvec_block(pair.w, q, terms_at(memory, pair.w), row0, a.per_warp, pair.bias, y);
+  if (!multiplies_integers(pair.w, a.fast)) return exact_rows(pair.w, x, row0, kExactBlock, pair.bias, y);
+  matvec(pair.w, RowLoad{x}, memory, tile, 1 << 20, pair.bias, y, false);
 }
 
-// `glu_done`: the gate's row of inner holds the product already.
-__global__ void __launch_bounds__(kMvThreads) ffn_down_kernel(const __grid_constant__ FfnArgs a) {
+// The choice of experts is older than the kernel before, which waited for it: codes may fly at once.
+__global__ void __launch_bounds__(kMvThreads, 2) ffn_down_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   const int p = blockIdx.y;
   const auto pair = a.pairs.pair(p, kDown);
-  const int row0 = blockIdx.x * a.per_warp * kMvWarps;
-  if (row0 >= pair.w.rows) return;
+  const int tile = blockIdx.x, row0 = tile * rows_of(pair.w, a.fast);
   float* y = pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride;
   const float *gate = a.inner + static_cast<std::int64_t>(p) * 2 * a.inner_dim, *up = gate + a.inner_dim;
-  if (!multiplies_integers(pair.w, a.fast)) return exact_rows(pair.w, gate, row0, a.per_warp * kMvWarps, pair.bias, y);
-  const GluParams glu = pair.shared ? GluParams{} : a.glu;
-  const QuantizedX q = quantized_at(memory, pair.w.cols, pair.w.group);
-  quantize_block(
-      [=](int i, float(&out)[8]) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) out[k] = glu(gate[i + k], up[i + k]);
-      },
-      pair.w.cols, pair.w.group, path_of(pair.w), q);
-  __syncthreads();
-  matvec_block(pair.w, q, terms_at(memory, pair.w), row0, a.per_warp, pair.bias, y);
+  if (row0 >= pair.w.rows) return begin_kernel();
+  if (!multiplies_integers(pair.w, a.fast)) {
+    begin_kernel();
+    return exact_rows(pair.w, gate, row0, kExactBlock, pair.bias, y);
+  }
+  matvec(pair.w, GluLoad{gate, up, pair.shared ? GluParams{} : a.glu}, memory, tile, 1 << 20, pair.bias, y, true);
 }
 
 // gate = glu(gate, up) where down sees f32 activations.
 __global__ void ffn_glu_kernel(const __grid_constant__ FfnArgs a) {
+  begin_kernel();
   const int p = blockIdx.y;
   const auto pair = a.pairs.pair(p, kDown);
   if (multiplies_integers(pair.w, a.fast)) return;
@@ -155,36 +151,31 @@ __global__ void ffn_glu_kernel(const __grid_constant__ FfnArgs a) {
 
 // What the launches need to know of a set of matrices.
 struct Shapes {
-  int inner = 0, out = 0, up_per_warp = 16, down_per_warp = 16;
+  int inner = 0, up_blocks = 0, down_blocks = 0;
   std::size_t up_bytes = 0, down_bytes = 0;
   bool glu_apart = false;
 
   void add(const FfnMatrices& m, Precision precision) {
-    const Matrix gate = cuda::to_device(m.gate), down = cuda::to_device(m.down), up = cuda::to_device(m.up);
-    inner = std::max(inner, gate.rows), out = std::max(out, down.rows);
-    up_per_warp = std::min({up_per_warp, rows_per_warp(gate), rows_per_warp(up)});
-    down_per_warp = std::min(down_per_warp, rows_per_warp(down));
-    if (is_fast(m.gate, precision)) up_bytes = std::max(up_bytes, matvec_bytes(gate, 16));
-    if (is_fast(m.up, precision)) up_bytes = std::max(up_bytes, matvec_bytes(up, 16));
-    if (is_fast(m.down, precision)) down_bytes = std::max(down_bytes, matvec_bytes(down, 16));
+    inner = std::max(inner, static_cast<int>(m.gate.rows));
     glu_apart = glu_apart || !is_fast(m.down, precision);
+    for (const quant::MatrixView* w : {&m.gate, &m.up}) add(*w, precision, up_blocks, up_bytes);
+    add(m.down, precision, down_blocks, down_bytes);
+  }
+  void add(const quant::MatrixView& w, Precision precision, int& blocks, std::size_t& bytes) {
+    const Matrix m = cuda::to_device(w);
+    const bool fast = is_fast(w, precision);
+    blocks = std::max(blocks, ceil_div(m.rows, fast ? block_rows(m) : kExactBlock));
+    if (fast) bytes = std::max(bytes, matvec_bytes(m));
   }
 };
 
 void run_pairs(CudaStream& s, FfnArgs a, const Shapes& shapes, std::int64_t n_pairs) {
   a.inner_dim = shapes.inner;
   a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
-  allow_shared(ffn_up_kernel, shapes.up_bytes);
-  allow_shared(ffn_down_kernel, shapes.down_bytes);
   const auto n = static_cast<unsigned>(n_pairs);
-  a.per_warp = shapes.up_per_warp;
-  ffn_up_kernel<<<dim3(2 * static_cast<unsigned>(ceil_div(shapes.inner, a.per_warp * kMvWarps)), n), kMvThreads, shapes.up_bytes, s.handle()>>>(a);
-  launched("ExpertFfn: gate and up");
-  if (shapes.glu_apart) ffn_glu_kernel<<<dim3(4, n), 128, 0, s.handle()>>>(a);
-  launched("ExpertFfn: glu");
-  a.per_warp = shapes.down_per_warp;
-  ffn_down_kernel<<<dim3(static_cast<unsigned>(ceil_div(shapes.out, a.per_warp * kMvWarps)), n), kMvThreads, shapes.down_bytes, s.handle()>>>(a);
-  launched("ExpertFfn: down");
+  launch_large(s, "ExpertFfn: gate and up", ffn_up_kernel, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads, shapes.up_bytes, a);
+  if (shapes.glu_apart) launch(s, "ExpertFfn: glu", ffn_glu_kernel, dim3(4, n), 128, 0, a);
+  launch_large(s, "ExpertFfn: down", ffn_down_kernel, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads, shapes.down_bytes, a);
 }
 
 // ---- many tokens
@@ -210,9 +201,10 @@ struct GroupedArgs {
   int inner_dim;
 };
 
-template <bool Signed, bool Down>
-__global__ void __launch_bounds__(kGemmThreads) grouped_kernel(const __grid_constant__ GroupedArgs a) {
+template <Codes C, bool Down>
+__global__ void __launch_bounds__(kGemmThreads, 2) grouped_kernel(const __grid_constant__ GroupedArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
+  begin_kernel();
   const Tile tile = a.lists.tiles[blockIdx.y];
   if (tile.n == 0) return;
   GemmTile t;
@@ -230,12 +222,13 @@ __global__ void __launch_bounds__(kGemmThreads) grouped_kernel(const __grid_cons
     t.rows = a.lists.rows, t.slots = nullptr;
     t.y = a.inner + (up ? a.inner_dim : 0), t.y_stride = 2 * a.inner_dim;
   }
-  gemm_tile<Signed>(*reinterpret_cast<GemmShared*>(memory), t, row_tile * kTileRows);
+  run_tile<C>(memory, t, row_tile * kTileRows);
 }
 
 template <bool Down>
 __global__ void __launch_bounds__(kGemmThreads) grouped_exact_kernel(const __grid_constant__ GroupedArgs a) {
   __shared__ ExactShared shared;
+  begin_kernel();
   const Tile tile = a.lists.tiles[blockIdx.y];
   if (tile.n == 0) return;
   ExactTile t;
@@ -262,6 +255,7 @@ __global__ void __launch_bounds__(kGemmThreads) grouped_exact_kernel(const __gri
 }
 
 __global__ void glu_rows_kernel(float* inner, int inner_dim, GluParams glu) {
+  begin_kernel();
   float *gate = inner + static_cast<std::int64_t>(blockIdx.y) * 2 * inner_dim, *up = gate + inner_dim;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < inner_dim; i += gridDim.x * blockDim.x) gate[i] = glu(gate[i], up[i]);
 }
@@ -272,6 +266,7 @@ __global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std
   extern __shared__ int counts[];  // [n_experts + 1] starts, then [n_experts] cursors
   int *start = counts, *cursor = counts + n_experts + 1;
   __shared__ int n_tiles;
+  begin_kernel();
   const int tid = threadIdx.x, n = n_tokens * top_k;
   for (int e = tid; e <= n_experts; e += blockDim.x) start[e] = 0;
   __syncthreads();
@@ -302,57 +297,60 @@ Lists lists_at(CudaStream& s, std::int64_t n_entries, int max_tiles) {
   return {memory, memory + n, reinterpret_cast<Tile*>(memory + 2 * n), max_tiles};
 }
 
-// gate and up, glu, down over sorted pairs; all experts have the formats of `like`.
-void run_grouped(CudaStream& s, GroupedArgs a, const FfnMatrices& like, const GluParams& glu, Precision precision, std::int64_t n_entries, const float* x) {
-  const auto inner = static_cast<unsigned>(like.gate.rows), out = static_cast<unsigned>(like.down.rows), tiles = static_cast<unsigned>(a.lists.max_tiles);
-  a.inner_dim = static_cast<int>(inner);
-  a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_entries) * 2 * inner);
-  const auto fast = [&](auto kernel, unsigned rows) {
-    allow_shared(kernel, sizeof(GemmShared));
-    kernel<<<dim3(rows, tiles), kGemmThreads, sizeof(GemmShared), s.handle()>>>(a);
-    launched("ExpertFfn");
-  };
-  if (is_fast(like.gate, precision)) {
-    const unsigned rows = 2 * static_cast<unsigned>(ceil_div(inner, kTileRows));
-    like.gate.format.kind == quant::FormatKind::Mxfp4 ? fast(grouped_kernel<true, false>, rows) : fast(grouped_kernel<false, false>, rows);
-  } else {
-    a.xf = x;
-    grouped_exact_kernel<false><<<dim3(2 * static_cast<unsigned>(ceil_div(inner, kExactTile)), tiles), kGemmThreads, 0, s.handle()>>>(a);
-    launched("ExpertFfn");
-  }
-  if (is_fast(like.down, precision)) {
-    a.x = quantize_rows(s, Scratch::Quantized2, {a.inner, a.inner + inner, 2 * static_cast<std::int64_t>(inner), glu}, n_entries, static_cast<int>(inner), like.down.format.group);
-    const auto rows = static_cast<unsigned>(ceil_div(out, kTileRows));
-    like.down.format.kind == quant::FormatKind::Mxfp4 ? fast(grouped_kernel<true, true>, rows) : fast(grouped_kernel<false, true>, rows);
-  } else {
-    for (std::int64_t at = 0; at < n_entries; at += 32768)
-      glu_rows_kernel<<<dim3(2, static_cast<unsigned>(std::min<std::int64_t>(n_entries - at, 32768))), 128, 0, s.handle()>>>(a.inner + at * 2 * inner, a.inner_dim, glu);
-    a.xf = a.inner, a.x_stride = 2 * static_cast<std::int64_t>(inner);
-    grouped_exact_kernel<true><<<dim3(static_cast<unsigned>(ceil_div(out, kExactTile)), tiles), kGemmThreads, 0, s.handle()>>>(a);
-    launched("ExpertFfn");
-  }
+// inner[.., 0] = glu(inner[.., 0], inner[.., 1]) over n rows.
+void glu_rows(CudaStream& s, float* inner, std::int64_t inner_dim, std::int64_t n, const GluParams& glu) {
+  for (std::int64_t at = 0; at < n; at += 32768)
+    launch(s, "ExpertFfn: glu", glu_rows_kernel, dim3(2, static_cast<unsigned>(std::min<std::int64_t>(n - at, 32768))), 128, 0, inner + at * 2 * inner_dim,
+           static_cast<int>(inner_dim), glu);
 }
 
-// Every token through one set of matrices. x is quantized already where `xq` says so, in groups of the gate's.
+template <bool Down>
+void launch_grouped(CudaStream& s, const GroupedArgs& a, const quant::MatrixView& like, Precision precision) {
+  const auto tiles = static_cast<unsigned>(a.lists.max_tiles), parts = Down ? 1u : 2u;
+  if (!is_fast(like, precision))
+    return launch(s, "ExpertFfn", grouped_exact_kernel<Down>, dim3(parts * static_cast<unsigned>(ceil_div(like.rows, kExactTile)), tiles), kGemmThreads, 0, a);
+  const dim3 grid(parts * static_cast<unsigned>(ceil_div(like.rows, kTileRows)), tiles);
+  with_codes(cuda::to_device(like), [&]<Codes C>() { launch_large(s, "ExpertFfn", grouped_kernel<C, Down>, grid, kGemmThreads, tile_bytes<C>(), a); });
+}
+
+// gate and up, glu, down over sorted pairs; all experts have the formats of `like`. a.x is x in 8 bits where they want it.
+void run_grouped(CudaStream& s, GroupedArgs a, const FfnMatrices& like, const GluParams& glu, Precision precision, std::int64_t n_entries, const float* x) {
+  const std::int64_t inner = like.gate.rows;
+  a.inner_dim = static_cast<int>(inner);
+  a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_entries * 2 * inner));
+  a.xf = x;
+  launch_grouped<false>(s, a, like.gate, precision);
+  if (is_fast(like.down, precision)) {
+    a.x = quantize_rows(s, Scratch::Quantized2, {a.inner, a.inner + inner, 2 * inner, glu}, n_entries, cuda::to_device(like.down));
+  } else {
+    glu_rows(s, a.inner, inner, n_entries, glu);
+    a.xf = a.inner, a.x_stride = 2 * inner;
+  }
+  launch_grouped<true>(s, a, like.down, precision);
+}
+
+bool same_input(const Matrix& a, const Matrix& b) { return a.cols == b.cols && a.group == b.group && packed_nibbles(a) == packed_nibbles(b); }
+
+// Every token through one set of matrices. xq, where given, is x in 8 bits as the gate wants it.
 void run_dense(CudaStream& s, const FfnMatrices& m, const TensorView& x, const TensorView& y, const GluParams& glu, Precision precision, const QuantizedRows* xq) {
   const std::int64_t n = x.dim(0), inner = m.gate.rows;
   auto* memory = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n * 2 * inner));
-  const auto half = [&](const quant::MatrixView& w, const TensorView& bias, float* to) {
-    if (!is_fast(w, precision)) return gemm_exact(s, cuda::to_device(w), x.f32(), x.stride(0), bias.f32(), to, 2 * inner, n);
-    const bool known = xq != nullptr && w.format.group == m.gate.format.group;
-    const QuantizedRows q = known ? *xq : quantize_rows(s, Scratch::Quantized, {x.f32(), nullptr, x.stride(0), {}}, n, static_cast<int>(x.dim(1)), w.format.group);
-    gemm(s, cuda::to_device(w), q, bias.f32(), to, 2 * inner, n);
+  const Matrix gate = cuda::to_device(m.gate), down = cuda::to_device(m.down);
+  QuantizedRows q = xq != nullptr ? *xq : QuantizedRows{};
+  const auto half = [&](const quant::MatrixView& view, const TensorView& bias, float* to) {
+    const Matrix w = cuda::to_device(view);
+    if (!is_fast(view, precision)) return gemm_exact(s, w, x.f32(), x.stride(0), bias.f32(), to, 2 * inner, n);
+    if (q.x8 == nullptr || !same_input(w, gate)) q = quantize_rows(s, Scratch::Quantized, {x.f32(), nullptr, x.stride(0), {}}, n, w);
+    gemm(s, w, q, bias.f32(), to, 2 * inner, n);
   };
   half(m.gate, m.gate_bias, memory);
   half(m.up, m.up_bias, memory + inner);
   if (is_fast(m.down, precision)) {
-    const QuantizedRows q = quantize_rows(s, Scratch::Quantized2, {memory, memory + inner, 2 * inner, glu}, n, static_cast<int>(inner), m.down.format.group);
-    gemm(s, cuda::to_device(m.down), q, m.down_bias.f32(), y.f32(), y.stride(0), n);
+    const QuantizedRows z = quantize_rows(s, Scratch::Quantized2, {memory, memory + inner, 2 * inner, glu}, n, down);
+    gemm(s, down, z, m.down_bias.f32(), y.f32(), y.stride(0), n);
   } else {
-    for (std::int64_t at = 0; at < n; at += 32768)
-      glu_rows_kernel<<<dim3(2, static_cast<unsigned>(std::min<std::int64_t>(n - at, 32768))), 128, 0, s.handle()>>>(memory + at * 2 * inner, static_cast<int>(inner), glu);
-    launched("ExpertFfn: glu");
-    gemm_exact(s, cuda::to_device(m.down), memory, 2 * inner, m.down_bias.f32(), y.f32(), y.stride(0), n);
+    glu_rows(s, memory, inner, n, glu);
+    gemm_exact(s, down, memory, 2 * inner, m.down_bias.f32(), y.f32(), y.stride(0), n);
   }
 }
 
@@ -431,7 +429,7 @@ void run_listed_groups(CudaStream& s, const ExpertFfn& op, std::int64_t n_pairs)
   a.source.table = upload_table(s, op.works);
   const FfnMatrices& like = op.works[0].m;
   if (is_fast(like.gate, op.precision))
-    a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, op.x.dim(0), static_cast<int>(op.x.dim(1)), like.gate.format.group);
+    a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, op.x.dim(0), cuda::to_device(like.gate));
   a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
   run_grouped(s, a, like, {op.glu, op.limit, op.alpha}, op.precision, n_pairs, op.x.f32());
 }
@@ -479,15 +477,14 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
   a.source = source;
   a.lists = lists_at(s, n_pairs, max_tiles);
   const auto bytes = static_cast<std::size_t>(2 * op.n_experts + 1) * 4;
-  allow_shared(sort_kernel, bytes);
-  sort_kernel<<<1, 1024, bytes, s.handle()>>>(op.ids.i32(), op.ids.stride(0), static_cast<int>(n), static_cast<int>(top_k), static_cast<int>(op.n_experts), a.lists);
-  launched("sorting by expert");
+  launch_large(s, "sorting by expert", sort_kernel, 1, 1024, bytes, op.ids.i32(), op.ids.stride(0), static_cast<int>(n), static_cast<int>(top_k),
+               static_cast<int>(op.n_experts), a.lists);
   if (is_fast(op.first.gate, op.precision))
-    a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, n, static_cast<int>(op.x.dim(1)), op.first.gate.format.group);
+    a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, n, cuda::to_device(op.first.gate));
   a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
   run_grouped(s, a, op.first, glu, op.precision, n_pairs, op.x.f32());
   if (!shared) return;
-  const bool known = a.x.x8 != nullptr && op.shared.gate.format.group == op.first.gate.format.group;
+  const bool known = a.x.x8 != nullptr && same_input(cuda::to_device(op.shared.gate), cuda::to_device(op.first.gate));
   run_dense(s, op.shared, op.x, op.shared_y, {}, op.precision, known ? &a.x : nullptr);
 }
 

@@ -22,6 +22,7 @@ constexpr int kInputs = 32;    // weights of a step: decoded once into shared me
 __global__ void head_matmul_kernel(HeadArgs a) {
   __shared__ float w[kInputs][kOutputs + 1];
   __shared__ float x[kTokens][kInputs];
+  begin_kernel();
   const int h = blockIdx.y, o0 = blockIdx.x * kOutputs, t0 = blockIdx.z * kTokens, tid = threadIdx.x;
   float acc[kTokens] = {};
   for (int i0 = 0; i0 < a.n_in; i0 += kInputs) {
@@ -64,8 +65,7 @@ void CudaBackend::execute(Stream& stream, const HeadMatMul& op) {
   a.n_in = static_cast<int>(op.n_inputs()), a.n_out = static_cast<int>(op.n_outputs()), a.n_passed = static_cast<int>(op.n_passed());
   a.n_tokens = static_cast<int>(op.x.dim(0)), a.inputs_first = op.inputs_first;
   const dim3 grid(static_cast<unsigned>(ceil_div(a.n_out, kOutputs)), static_cast<unsigned>(op.x.dim(1)), static_cast<unsigned>(ceil_div(a.n_tokens, kTokens)));
-  head_matmul_kernel<<<grid, kOutputs, 0, use(stream).handle()>>>(a);
-  launched("HeadMatMul");
+  launch(use(stream), "HeadMatMul", head_matmul_kernel, grid, kOutputs, 0, a);
 }
 
 }  // namespace moeflux::backend::cuda

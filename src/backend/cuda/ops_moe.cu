@@ -68,6 +68,7 @@ __global__ void route_kernel(RouteArgs a) {
   extern __shared__ float memory[];
   float *score = memory, *key = score + a.n_experts, *value = key + a.n_experts, *chosen_weights = value + a.n_groups;
   int* chosen = reinterpret_cast<int*>(chosen_weights + a.top_k);
+  begin_kernel();
   const int lane = threadIdx.x;
   const std::int64_t t = blockIdx.x;
   const float* logits = a.logits.row(t);
@@ -126,6 +127,7 @@ struct CombineArgs {
 };
 
 __global__ void combine_kernel(CombineArgs a) {
+  begin_kernel();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   const std::int64_t t = blockIdx.y;
   if (i >= a.h.width) return;
@@ -153,14 +155,11 @@ void CudaBackend::execute(Stream& stream, const Route& op) {
   a.n_groups = op.n_groups, a.topk_groups = op.topk_groups;
   a.score = op.score, a.normalize = op.normalize, a.norm_eps = op.norm_eps, a.scaling = op.scaling;
   const auto bytes = static_cast<std::size_t>(2 * a.n_experts + std::max(a.n_groups, 1) + 2 * a.top_k) * 4;
-  if (bytes > 48u << 10)
-    check_cuda(cudaFuncSetAttribute(route_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of Route");
-  route_kernel<<<static_cast<unsigned>(op.logits.dim(0)), kWarp, bytes, use(stream).handle()>>>(a);
-  launched("Route");
+  launch_large(use(stream), "Route", route_kernel, static_cast<unsigned>(op.logits.dim(0)), kWarp, bytes, a);
 }
 
 void CudaBackend::execute(Stream& stream, const Combine& op) {
-  const cudaStream_t on = use(stream).handle();
+  CudaStream& s = use(stream);
   const std::int64_t n = op.h.dim(0);
   for (std::int64_t t = 0; t < n; t += 32768) {
     const std::int64_t part = std::min<std::int64_t>(n - t, 32768);
@@ -171,8 +170,7 @@ void CudaBackend::execute(Stream& stream, const Combine& op) {
     if (!op.shared.empty()) a.shared = to_rows(op.shared.slice(t, part));
     if (!op.shared_gate.empty()) a.shared_gate = to_rows(op.shared_gate.slice(t, part));
     a.n_ranks = static_cast<int>(op.weights.dim(1));
-    combine_kernel<<<dim3(static_cast<unsigned>(ceil_div(a.h.width, 128)), static_cast<unsigned>(part)), 128, 0, on>>>(a);
-    launched("Combine");
+    launch(s, "Combine", combine_kernel, dim3(static_cast<unsigned>(ceil_div(a.h.width, 128)), static_cast<unsigned>(part)), 128, 0, a);
   }
 }
 
