@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "backend/backend.h"
 
 namespace moeflux::backend {
+
+// The backend's preferred_chunk(), for those who plan before there is a backend.
+inline constexpr std::int64_t kCudaChunk = 8192;
 
 struct CudaOptions {
   int device = 0;

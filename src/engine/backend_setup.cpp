@@ -23,7 +23,7 @@ struct DeviceNeed {
 
 // The whole model in device memory.
 DeviceNeed device_need(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding) {
-  const auto [ctx, chunk] = session::session_sizes(options.planned, spec.max_context);
+  const auto [ctx, chunk] = session::session_sizes(options.planned, spec.max_context, backend::kCudaChunk);
   const model::MemoryPlan plan = model::plan_memory(spec, binding, ctx, chunk, options.planned.kv);
   const backend::CudaDeviceInfo info = backend::cuda_device_info(options.gpu);
   return {plan.engine() + plan.session() + kDeviceMargin, options.vram_bytes == 0 ? info.free_bytes : std::min<std::uint64_t>(options.vram_bytes, info.free_bytes)};

@@ -11,7 +11,6 @@ namespace moeflux::session {
 namespace {
 
 constexpr std::int64_t kDefaultContext = 4096;
-constexpr std::int64_t kDefaultChunk = 512;
 
 std::int64_t choose_context(std::int64_t wanted, std::int64_t limit) {
   if (wanted < 0) fail(ErrorCode::InvalidArgument, "a context of {} positions makes no sense", wanted);
@@ -19,22 +18,22 @@ std::int64_t choose_context(std::int64_t wanted, std::int64_t limit) {
   return wanted == 0 ? std::min(limit, kDefaultContext) : wanted;
 }
 
-std::int64_t choose_chunk(std::int64_t wanted, std::int64_t ctx) {
+std::int64_t choose_chunk(std::int64_t wanted, std::int64_t ctx, std::int64_t preferred) {
   if (wanted < 0) fail(ErrorCode::InvalidArgument, "a chunk of {} tokens makes no sense", wanted);
-  return std::min(wanted == 0 ? kDefaultChunk : wanted, ctx);
+  return std::min(wanted == 0 ? preferred : wanted, ctx);
 }
 
 }  // namespace
 
-SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context) {
+SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context, std::int64_t preferred_chunk) {
   const std::int64_t ctx = choose_context(options.ctx_size, max_context);
-  return {ctx, choose_chunk(options.chunk_size, ctx)};
+  return {ctx, choose_chunk(options.chunk_size, ctx, preferred_chunk)};
 }
 
 Session::Session(const Parts& parts, const SessionOptions& options)
     : parts_(parts),
       ctx_(session_sizes(options, parts.model.spec().max_context).ctx),
-      chunk_(session_sizes(options, parts.model.spec().max_context).chunk),
+      chunk_(session_sizes(options, parts.model.spec().max_context, parts.backend.preferred_chunk()).chunk),
       stream_(parts.backend.create_stream()),
       state_(parts.model.spec(), ctx_, options.kv, parts.backend.allocator(), parts.backend.copier()),
       arena_(parts.backend.allocator().allocate(model::activation_bytes(parts.model.spec(), chunk_), 64)),

@@ -26,11 +26,11 @@ struct Parts {
   Precision precision = Precision::Fast;
 };
 
-// The context and chunk that options mean for a model: InvalidArgument for sizes that make no sense or are over its limit.
+// The context and chunk that options mean for a model and a backend's preferred_chunk(): InvalidArgument for sizes that make no sense or are over its limit.
 struct SessionSizes {
   std::int64_t ctx = 0, chunk = 0;
 };
-SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context);
+SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context, std::int64_t preferred_chunk = 512);
 
 // One thread at a time, except cancel(). Positions are reserved by a call and committed when it succeeded: an error leaves
 // the session where it was, or, where recurrent state was already touched, refusing further steps until reset().

@@ -419,8 +419,8 @@ struct ExactTile {
 };
 
 // Strides: eight rows apart is half the banks away, so the two halves of a warp do not meet.
-struct ExactShared {
-  float w[kExactTile][kExactK + 2];
+struct alignas(16) ExactShared {
+  float w[kExactTile][kExactK + 4];  // one row for both halves
   float x[kExactTile][kExactK + 2];
 };
 
@@ -448,10 +448,23 @@ __device__ inline void exact_tile(ExactShared& sh, const ExactTile& t, int row0)
   const int tid = threadIdx.x, lane = tid & 15, part = tid / 16;
   const int r0 = part / 4 * 8, n0 = part % 4 * 8;
   const float* plain = t.w.kind == quant::FormatKind::F32 ? reinterpret_cast<const float*>(t.w.data) : nullptr;
+  const bool vectors = plain != nullptr && t.w.cols % 4 == 0 && t.x_stride % 4 == 0 && (reinterpret_cast<std::uintptr_t>(plain) | reinterpret_cast<std::uintptr_t>(t.x)) % 16 == 0;
   float acc[64] = {};
   for (int k0 = 0; k0 < t.w.cols; k0 += kExactK) {
     __syncthreads();
-#pragma unroll 4
+    if (vectors && k0 + kExactK <= t.w.cols) {
+#pragma unroll
+      for (int e = tid; e < kExactTile * kExactK / 4; e += kGemmThreads) {
+        const int i = e / (kExactK / 4), k = e % (kExactK / 4) * 4;
+        const float4 zero{0.0f, 0.0f, 0.0f, 0.0f};
+        *reinterpret_cast<float4*>(&sh.w[i][k]) =
+            row0 + i < t.w.rows ? *reinterpret_cast<const float4*>(plain + static_cast<std::size_t>(row0 + i) * t.w.cols + k0 + k) : zero;
+        const std::int64_t token = i < t.n ? (t.rows != nullptr ? t.rows[t.first + i] : t.first + i) : 0;
+        const float4 v = i < t.n ? *reinterpret_cast<const float4*>(t.x + token * t.x_stride + k0 + k) : zero;
+        *reinterpret_cast<float2*>(&sh.x[i][k]) = {v.x, v.y};
+        *reinterpret_cast<float2*>(&sh.x[i][k + 2]) = {v.z, v.w};
+      }
+    } else
     for (int e = tid; e < kExactTile * kExactK; e += kGemmThreads) {
       const int i = e / kExactK, k = k0 + e % kExactK;
       sh.w[i][e % kExactK] = row0 + i < t.w.rows && k < t.w.cols ? (plain ? plain[static_cast<std::size_t>(row0 + i) * t.w.cols + k] : weight_at(t.w, row0 + i, k)) : 0.0f;

@@ -12,8 +12,8 @@ namespace moeflux::backend::cuda {
 
 inline constexpr int kMvThreads = 256;
 inline constexpr int kMvWarps = kMvThreads / kWarp;
-inline constexpr int kLoads = 8;                // 16-byte loads of a thread in flight
-inline constexpr int kUnits = kLoads * kWarp;   // of a warp: a step
+// 16-byte loads of a thread in a step: enough in flight, and enough blocks for the chip where rows are short.
+__host__ __device__ constexpr int loads_of(int width) { return width == 16 ? 4 : 8; }
 
 // How codes meet activations. Nibble, Byte, Mx: 16 bytes of codes a load. Any: a group at a time, byte by byte.
 enum class Path : std::uint8_t { Nibble, Byte, Mx, Any };
@@ -38,8 +38,18 @@ __device__ inline QuantizedX quantized_at(std::byte* memory, int cols, int group
   return {reinterpret_cast<std::int8_t*>(memory), d, d + cols / group};
 }
 
-__device__ inline int round_code(float x, float d) {
-  const float r = ((x / d) + 12582912.0f) - 12582912.0f;
+// rint(x / d) clamped to +-127. `inverse` is 1 / d rounded, or 0 where that or a product with it could leave the normal
+// range. With it the quotient is made by one correction of x * inverse, which gives the rounded quotient (Markstein) unless
+// that underflows: then the code is 0 either way.
+__device__ inline int round_code(float x, float d, float inverse) {
+  float quotient;
+  if (inverse != 0.0f) {
+    const float guess = x * inverse;
+    quotient = math::fma(math::fma(-guess, d, x), inverse, guess);
+  } else {
+    quotient = x / d;
+  }
+  const float r = (quotient + 12582912.0f) - 12582912.0f;
   const float low = r < 127.0f ? r : 127.0f;
   return __float2int_rn(low > -127.0f ? low : -127.0f);
 }
@@ -60,10 +70,11 @@ __device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8],
     top = other > top ? other : top;
   }
   d = top / 127.0f;
+  const float inverse = d > 0x1p-60f && d < 0x1p60f ? 1.0f / d : 0.0f;
   sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    code[i] = d > 0.0f ? round_code(x[i], d) : 0;
+    code[i] = d > 0.0f ? round_code(x[i], d, inverse) : 0;
     sum += code[i];
   }
   for (int step = lanes / 2; step >= 1; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
@@ -134,8 +145,8 @@ __device__ inline int dot_group(const Matrix& m, const std::uint8_t* row, const 
   return s;
 }
 
-// How a matrix is cut. A warp's step is `rows` rows by `width` units (16 bytes of codes; a whole group on path Any): 256
-// units, eight loads a thread. Long rows take several steps.
+// How a matrix is cut. A warp's step is `rows` rows by `width` units (16 bytes of codes; a whole group on path Any),
+// loads_of(width) a thread. Long rows take several steps.
 struct Cut {
   int rows, width, per_group, groups;  // per_group: units of a group; groups: of a row and step
 };
@@ -153,9 +164,9 @@ __host__ __device__ inline int width_of(const Matrix& m) {
 
 __host__ __device__ inline Cut cut_of(const Matrix& m) {
   const int width = width_of(m);
-  if (width == 0) return {1, kUnits, 1, kUnits};
+  if (width == 0) return {1, kWarp, 1, kWarp};
   const int per_group = m.group * m.bits / 128;
-  return {kUnits / width, width, per_group, width / per_group};
+  return {loads_of(width) * kWarp / width, width, per_group, width / per_group};
 }
 inline int block_rows(const Matrix& m) { return cut_of(m).rows * kMvWarps; }
 
@@ -179,15 +190,17 @@ inline std::size_t matvec_bytes(const Matrix& m) {
 }
 
 // What a thread has on its way for one step.
+template <int N>
 struct Loads {
-  uint4 w[kLoads];
+  uint4 w[N];
   uint4 scales, biases;  // 16 bytes of some row's, for those threads that carry any
 };
 
 template <Path P, int Width>
 class Matvec {
  public:
-  static constexpr int kRows = kUnits / Width;                   // of a warp
+  static constexpr int kLoads = loads_of(Width);
+  static constexpr int kRows = kLoads * kWarp / Width;           // of a warp
   static constexpr int kSets = Width >= kWarp ? Width / kWarp : 1;  // columns a thread sees
   static constexpr int kScaleBits = P == Path::Mx ? 8 : 16;
 
@@ -200,7 +213,7 @@ class Matvec {
   __device__ int unit_of(int u) const { return Width >= kWarp ? u % kSets * kWarp + static_cast<int>(threadIdx.x) % kWarp : static_cast<int>(threadIdx.x) % 16; }
 
   // Issues the loads of the block's rows from row0 on, units [c0, c0 + Width).
-  __device__ void fetch(int row0, int c0, Loads& to) const {
+  __device__ void fetch(int row0, int c0, Loads<kLoads>& to) const {
     const int first = row0 + static_cast<int>(threadIdx.x) / kWarp * kRows;
     const std::uint8_t* base = m.data + static_cast<std::size_t>(first) * m.row_bytes + static_cast<std::size_t>(c0) * 16;
 #pragma unroll
@@ -217,7 +230,7 @@ class Matvec {
   __device__ float* buffer(int which) const { return steps + which * layout.words(); }
 
   // Dot products and scales of the step, to shared memory.
-  __device__ void multiply(int c0, const Loads& from, int which) const {
+  __device__ void multiply(int c0, const Loads<kLoads>& from, int which) const {
     float* dots = buffer(which);
     const int lane = threadIdx.x % kWarp, warp_row = static_cast<int>(threadIdx.x) / kWarp * kRows, per_group = 1 << shift;
 #pragma unroll
@@ -308,9 +321,9 @@ class Matvec {
 template <Path P, int Width, class Load>
 __device__ inline void matvec_path(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
   const Matvec<P, Width> mv(m, memory);
-  constexpr int kRows = kUnits / Width * kMvWarps, kWalkers = (kRows + kWarp - 1) / kWarp;
+  constexpr int kRows = Matvec<P, Width>::kRows * kMvWarps, kWalkers = (kRows + kWarp - 1) / kWarp;
   const int n_tiles = (m.rows + kRows - 1) / kRows, units = row_units(m);
-  Loads loads;
+  Loads<loads_of(Width)> loads;
   mv.fetch(tile * kRows, 0, loads);
   if (early) begin_kernel();
   quantize_block(load, m.cols, m.group, order_of(P), mv.q);
@@ -406,24 +419,13 @@ struct GluLoad {
 
 // ---- exact
 
-inline constexpr int kExactRows = 4;        // of a block
-inline constexpr int kExactThreads = 128;   // half of them make dot products, all of them copy
+inline constexpr int kExactRows = 2;        // of a block: one warp makes its dot products
+inline constexpr int kExactThreads = 128;   // all of them decode
 
-// Shared memory of matvec_exact: the rows' codes and scales as they are, the activations. 0: too much, read from memory.
+// Shared memory of matvec_exact: the decoded rows and the activations. 0: too much, decoded on the way.
 inline std::size_t exact_bytes(const Matrix& m) {
-  const std::size_t bytes = (static_cast<std::size_t>(m.row_bytes) + 2 * static_cast<std::size_t>(m.scale_row_bytes) + 3 * 16) * kExactRows +
-                            static_cast<std::size_t>(m.cols) * 4 + 16;
+  const std::size_t bytes = static_cast<std::size_t>(m.cols) * 4 * (kExactRows + 1);
   return bytes <= 64u << 10 ? bytes : 0;
-}
-
-// n bytes to shared memory; both aligned to 4 at least, as rows of the device are.
-__device__ inline void copy_shared(std::uint8_t* to, const std::uint8_t* from, int n) {
-  int done = 0;
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0) {
-    done = n / 16 * 16;
-    for (int i = threadIdx.x * 16; i < done; i += kExactThreads * 16) *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
-  }
-  for (int i = done + threadIdx.x; i < n; i += kExactThreads) to[i] = from[i];
 }
 
 // dot16 of row `row` with x by sixteen threads; all of the warp take part.
@@ -456,34 +458,57 @@ __device__ inline float exact_row(const Matrix& m, int row, const float* x, int 
   return tree16(acc);
 }
 
+// Eight weights of a row from column c (a multiple of 8) on.
+__device__ inline void decode8(const Matrix& m, int row, int c, float (&out)[8]) {
+  const std::uint8_t* p = m.data + static_cast<std::size_t>(row) * m.row_bytes;
+  if (m.kind == quant::FormatKind::BF16 && m.aligned && c + 8 <= m.cols) {
+    const uint4 w = *reinterpret_cast<const uint4*>(p + 2 * c);
+    const unsigned words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  } else if (m.kind == quant::FormatKind::Affine && m.bits == 8 && m.aligned) {
+    const uint2 w = *reinterpret_cast<const uint2*>(p + c);
+    const float s = scale_of(m, row, c / m.group), b = bias_of(m, row, c / m.group);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = math::fma(s, static_cast<float>((i < 4 ? w.x : w.y) >> i % 4 * 8 & 255u), b);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = c + i < m.cols ? weight_at(m, row, c + i) : 0.0f;
+  }
+}
+
 // Rows [row0, row0 + kExactRows) times x; y and bias by row. `staged`: shared memory of exact_bytes is there.
 __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* memory, bool staged, int row0, const float* bias, float* y, bool early) {
   const int n = min(kExactRows, m.rows - row0), r = threadIdx.x / 16;
-  Matrix local = m;
+  auto* w = reinterpret_cast<float*>(memory);
+  float* xs = w + kExactRows * m.cols;
   if (staged) {
-    auto* at = reinterpret_cast<std::uint8_t*>(memory) + (static_cast<std::size_t>(m.cols) * 4 + 15) / 16 * 16;
-    const auto take = [&](const std::uint8_t* from, int bytes) {
-      if (from == nullptr || bytes == 0) return static_cast<std::uint8_t*>(nullptr);
-      std::uint8_t* to = at;
-      copy_shared(to, from + static_cast<std::size_t>(row0) * bytes, bytes * n);
-      at += (bytes * kExactRows + 15) / 16 * 16;
-      return to;
-    };
-    local.data = take(m.data, m.row_bytes);
-    local.scales = take(m.scales, m.scale_row_bytes);
-    local.biases = take(m.biases, m.scale_row_bytes);
+    const int per_row = (m.cols + 7) / 8;
+    for (int e = threadIdx.x; e < n * per_row; e += kExactThreads) {
+      const int row = e >= per_row ? 1 : 0, c = (e - row * per_row) * 8;
+      float v[8];
+      decode8(m, row0 + row, c, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (c + i < m.cols) w[row * m.cols + c + i] = v[i];
+    }
   }
   if (early) begin_kernel();
   if (staged) {
-    auto* xs = reinterpret_cast<float*>(memory);
     for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
-    x = xs;
     __syncthreads();
   }
   if (r >= kExactRows) return;
-  const int row = min(r, n - 1);
-  const float v = exact_row(local, staged ? row : row0 + row, x, threadIdx.x & 15);
-  if (r < n && (threadIdx.x & 15) == 0) y[row0 + r] = bias != nullptr ? v + bias[row0 + r] : v;
+  const int row = min(r, n - 1), lane = threadIdx.x & 15;
+  float v = 0.0f;
+  if (staged) {
+#pragma unroll 16
+    for (int i = lane; i < m.cols; i += 16) v = math::fma(xs[i], w[row * m.cols + i], v);
+    v = tree16(v);
+  } else {
+    v = exact_row(m, row0 + row, x, lane);
+  }
+  if (r < n && lane == 0) y[row0 + r] = bias != nullptr ? v + bias[row0 + r] : v;
 }
 
 }  // namespace moeflux::backend::cuda

@@ -487,23 +487,27 @@ __global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_const
   const std::int64_t at = static_cast<std::int64_t>(kv) * a.v_head + d + static_cast<std::int64_t>(first) * a.v_row;
   const auto* v32 = reinterpret_cast<const float*>(a.v) + at;
   const auto* v16 = reinterpret_cast<const std::uint16_t*>(a.v) + at;
-  constexpr int kBatch = 16;  // loads in flight
-  for (int j0 = 0; j0 < block_end; j0 += kBatch) {
-    float v[kBatch];
+  constexpr int kBatch = 16;  // loads in flight while the batch before is added; keys behind the end have p = 0
+  float v[kBatch], next[kBatch];
+  const auto load = [&](int j0, float(&to)[kBatch]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const std::int64_t j = min(j0 + i, block_end - 1);
-      v[i] = F16 ? f16_to_f32(v16[j * a.v_row]) : v32[j * a.v_row];
+      to[i] = F16 ? f16_to_f32(v16[j * a.v_row]) : v32[j * a.v_row];
     }
+  };
+  load(0, v);
+  for (int j0 = 0; j0 < block_end; j0 += kBatch) {
+    load(j0 + kBatch, next);
     if (j0 % kTile == 0)
 #pragma unroll
       for (int r = 0; r < Rows; ++r) acc[r] = acc[r] * factor[r][j0 / kTile];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (j0 + i >= block_end) break;
+    for (int i = 0; i < kBatch; ++i)
 #pragma unroll
       for (int r = 0; r < Rows; ++r) acc[r] = math::fma(p[j0 + i][r], v[i], acc[r]);
-    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) v[i] = next[i];
   }
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
@@ -538,9 +542,16 @@ void run_few(CudaStream& s, AttentionArgs a) {
   launch_large(s, "Attention: scores", score_kernel, dim3(groups * Attention::kGroupTiles, n_kv, (rows + kScoreRows - 1) / kScoreRows), kThreads,
                ScoreShape::bytes(a.hd, false), a);
   const auto slices = static_cast<unsigned>(ceil_div(a.vd, kValueThreads));
-  const bool wide = rows >= 64;
-  const auto kernel = wide ? (a.f16 ? value_kernel<8, true> : value_kernel<8, false>) : a.f16 ? value_kernel<4, true> : value_kernel<4, false>;
-  launch(s, "Attention: values", kernel, dim3(n_kv * (wide ? (rows + 7) / 8 : (rows + 3) / 4), groups, slices), kValueThreads, 0, a);
+  // Rows that share loads of values: more where there are blocks enough.
+  const auto values = [&]<int Rows>() {
+    launch(s, "Attention: values", a.f16 ? value_kernel<Rows, true> : value_kernel<Rows, false>, dim3(n_kv * ((rows + Rows - 1) / Rows), groups, slices), kValueThreads, 0, a);
+  };
+  if (rows * groups >= 1024)
+    values.template operator()<8>();
+  else if (n_kv * rows * groups * slices >= 512)
+    values.template operator()<4>();
+  else
+    values.template operator()<1>();
   if (groups > 1) launch(s, "Attention: merging groups", merge_kernel, static_cast<unsigned>(a.n_tokens * a.n_heads), 128, 0, a);
 }
 

@@ -145,6 +145,7 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaArgs a) {
     __syncthreads();
     const DeltaStage<N>& in = stage[buffer];
     const int n = min(kTokens, a.n_tokens - t0);
+#pragma unroll 4
     for (int t = 0; t < n; ++t) {
       const float decay = in.decay[t], beta = in.beta[t], vc = in.v[t][column];
       float k0[N], k1[N], m0 = 0.0f, m1 = 0.0f;

@@ -108,7 +108,7 @@ constexpr int kExactBlock = 32;  // rows
 
 __device__ int rows_of(const Matrix& m, bool fast) { return multiplies_integers(m, fast) ? cut_of(m).rows * kMvWarps : kExactBlock; }
 
-__global__ void __launch_bounds__(kMvThreads, 2) ffn_up_kernel(const __grid_constant__ FfnArgs a) {
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_up_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   begin_kernel();  // which expert it is, the kernel before says
   const int p = blockIdx.y, halves = gridDim.x / 2;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kMvThreads, 2) ffn_up_kernel(const __grid_cons
 }
 
 // The choice of experts is older than the kernel before, which waited for it: codes may fly at once.
-__global__ void __launch_bounds__(kMvThreads, 2) ffn_down_kernel(const __grid_constant__ FfnArgs a) {
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   const int p = blockIdx.y;
   const auto pair = a.pairs.pair(p, kDown);
@@ -272,15 +272,21 @@ __global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std
   __syncthreads();
   for (int i = tid; i < n; i += blockDim.x) atomicAdd(&start[ids[i / top_k * ids_stride + i % top_k] + 1], 1);
   __syncthreads();
-  if (tid == 0) {
+  if (tid == 0) {  // starts of experts, and of their tiles (kept in cursor until they are written)
     int tiles = 0;
     for (int e = 0; e < n_experts; ++e) {
       const int count = start[e + 1];
       start[e + 1] += start[e];
-      cursor[e] = start[e];
-      for (int at = 0; at < count; at += kTileTokens) lists.tiles[tiles++] = {e, start[e] + at, min(kTileTokens, count - at)};
+      cursor[e] = tiles;
+      tiles += (count + kTileTokens - 1) / kTileTokens;
     }
     n_tiles = tiles;
+  }
+  __syncthreads();
+  for (int e = tid; e < n_experts; e += blockDim.x) {
+    const int count = start[e + 1] - start[e], first = cursor[e];
+    for (int at = 0; at < count; at += kTileTokens) lists.tiles[first + at / kTileTokens] = {e, start[e] + at, min(kTileTokens, count - at)};
+    cursor[e] = start[e];
   }
   __syncthreads();
   for (int i = n_tiles + tid; i < lists.max_tiles; i += blockDim.x) lists.tiles[i] = {0, 0, 0};

@@ -33,7 +33,7 @@ __device__ const Job& job_of(const Jobs& jobs, int block) {
   return jobs.job[j];
 }
 
-__global__ void __launch_bounds__(kMvThreads, 2) matvec_fast_kernel(const __grid_constant__ Jobs jobs) {
+__global__ void __launch_bounds__(kMvThreads, 3) matvec_fast_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ __align__(16) std::byte memory[];
   const Job& job = job_of(jobs, blockIdx.x);
   const std::int64_t t = blockIdx.y;
