@@ -33,7 +33,6 @@ struct Matrix {
   DType scale_dtype = DType::F32;
   bool aligned = false;  // every row starts at a multiple of 16 bytes
 
-  __host__ __device__ int n_groups() const { return (cols + group - 1) / group; }
 };
 
 inline Matrix to_device(const quant::MatrixView& v) {
@@ -171,6 +170,15 @@ struct GluParams {
     return kind == GluKind::Silu ? math::silu(g) * u : clamped_glu(g, u, limit, alpha);
   }
 };
+
+// cols / group for a group that is a power of two, as all are: divisions by what only runs know are dear on the device.
+__host__ __device__ inline int groups_of(int cols, int group) {
+#ifdef __CUDA_ARCH__
+  return cols >> (31 - __clz(group));
+#else
+  return cols / group;
+#endif
+}
 
 inline int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 

@@ -31,11 +31,11 @@ struct QuantizedX {
 };
 
 __host__ __device__ inline std::size_t quantized_bytes(int cols, int group) {
-  return static_cast<std::size_t>(cols) + static_cast<std::size_t>(cols / group) * 8;
+  return static_cast<std::size_t>(cols) + static_cast<std::size_t>(groups_of(cols, group)) * 8;
 }
 __device__ inline QuantizedX quantized_at(std::byte* memory, int cols, int group) {
   auto* d = reinterpret_cast<float*>(memory + cols);
-  return {reinterpret_cast<std::int8_t*>(memory), d, d + cols / group};
+  return {reinterpret_cast<std::int8_t*>(memory), d, d + groups_of(cols, group)};
 }
 
 // rint(x / d) clamped to +-127. `inverse` is 1 / d rounded, or 0 where that or a product with it could leave the normal
@@ -97,9 +97,9 @@ __device__ inline void quantize_block(const Load& load, int cols, int group, Ord
     int sum;
     quantize8(x, lanes, c, d, sum);
     if (i >= cols) continue;
-    if (i % group == 0) {
-      q.d[i / group] = d;
-      q.sx[i / group] = static_cast<float>(sum);
+    if ((i & (group - 1)) == 0) {
+      q.d[groups_of(i, group)] = d;
+      q.sx[groups_of(i, group)] = static_cast<float>(sum);
     }
     auto* words = reinterpret_cast<unsigned*>(q.x8);
     if (order == Order::Paired) {
@@ -151,7 +151,7 @@ struct Cut {
   int rows, width, per_group, groups;  // per_group: units of a group; groups: of a row and step
 };
 
-__host__ __device__ inline int row_units(const Matrix& m) { return path_of(m) == Path::Any ? m.cols / m.group : m.cols * m.bits / 128; }
+__host__ __device__ inline int row_units(const Matrix& m) { return path_of(m) == Path::Any ? groups_of(m.cols, m.group) : m.cols * m.bits / 128; }
 
 // Widths with code of their own; 0: path Any.
 __host__ __device__ inline int width_of(const Matrix& m) {
@@ -165,8 +165,8 @@ __host__ __device__ inline int width_of(const Matrix& m) {
 __host__ __device__ inline Cut cut_of(const Matrix& m) {
   const int width = width_of(m);
   if (width == 0) return {1, kWarp, 1, kWarp};
-  const int per_group = m.group * m.bits / 128;
-  return {loads_of(width) * kWarp / width, width, per_group, width / per_group};
+  const int per_group = m.group * m.bits / 128;  // a power of two
+  return {loads_of(width) * kWarp / width, width, per_group, groups_of(width, per_group)};
 }
 inline int block_rows(const Matrix& m) { return cut_of(m).rows * kMvWarps; }
 
@@ -219,10 +219,10 @@ class Matvec {
 #pragma unroll
     for (int u = 0; u < kLoads; ++u)
       if (first + row_of(u) < m.rows) to.w[u] = __ldcs(reinterpret_cast<const uint4*>(base + row_of(u) * m.row_bytes) + unit_of(u));
-    const int per_row = groups * kScaleBits / 128;  // 16-byte pieces
-    const int r = static_cast<int>(threadIdx.x) / per_row, row = row0 + r;
+    const int per_row = groups * kScaleBits / 128;  // 16-byte pieces, a power of two
+    const int r = groups_of(static_cast<int>(threadIdx.x), per_row), row = row0 + r;
     if (r >= kRows * kMvWarps || row >= m.rows) return;
-    const std::size_t at = static_cast<std::size_t>(row) * m.scale_row_bytes + static_cast<std::size_t>(c0 >> shift) * kScaleBits / 8 + (threadIdx.x % per_row) * 16;
+    const std::size_t at = static_cast<std::size_t>(row) * m.scale_row_bytes + static_cast<std::size_t>(c0 >> shift) * kScaleBits / 8 + (threadIdx.x & (per_row - 1)) * 16;
     to.scales = *reinterpret_cast<const uint4*>(m.scales + at);
     if constexpr (P != Path::Mx) to.biases = *reinterpret_cast<const uint4*>(m.biases + at);
   }
@@ -243,9 +243,9 @@ class Matvec {
         if ((lane & (per_group - 1)) == 0) dots[(warp_row + row_of(u)) * layout.dot_stride + (unit_of(u) >> shift)] = static_cast<float>(s);
       }
     }
-    const int per_row = groups * kScaleBits / 128, r = static_cast<int>(threadIdx.x) / per_row;
+    const int per_row = groups * kScaleBits / 128, r = groups_of(static_cast<int>(threadIdx.x), per_row);
     if (r >= kRows * kMvWarps) return;
-    auto* scales = reinterpret_cast<unsigned*>(dots + layout.dots) + r * layout.scale_stride + (threadIdx.x % per_row) * 4;
+    auto* scales = reinterpret_cast<unsigned*>(dots + layout.dots) + r * layout.scale_stride + (threadIdx.x & (per_row - 1)) * 4;
     scales[0] = from.scales.x, scales[1] = from.scales.y, scales[2] = from.scales.z, scales[3] = from.scales.w;
     if constexpr (P != Path::Mx) {
       unsigned* biases = scales + layout.scales;

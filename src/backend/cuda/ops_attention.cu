@@ -209,9 +209,18 @@ struct Block {
 #pragma unroll 4
       for (int j = 0; j < count; ++j) {
         const float4 v = *reinterpret_cast<const float4*>(&stage[j * Dims + d0]);
-        float p[S::kPerThread];
+        float p[S::kPerThread];  // the same for a whole warp, in wide loads: shared memory is the bottleneck here
+        const float* from = &scores[(j0 + j) * S::kScoreStride + q0];
+        if constexpr (S::kPerThread >= 4) {
 #pragma unroll
-        for (int i = 0; i < S::kPerThread; ++i) p[i] = scores[(j0 + j) * S::kScoreStride + q0 + i];
+          for (int i = 0; i < S::kPerThread; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
+            p[i] = four.x, p[i + 1] = four.y, p[i + 2] = four.z, p[i + 3] = four.w;
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < S::kPerThread; ++i) p[i] = from[i];
+        }
 #pragma unroll
         for (int i = 0; i < S::kPerThread; ++i) {
           acc[i][0] = math::fma(p[i], v.x, acc[i][0]);

@@ -81,9 +81,14 @@ template <NormKind Kind>
 __global__ void norm_kernel(NormArgs a) {
   extern __shared__ float row[];
   __shared__ float factor;
-  begin_kernel();
   const std::int64_t r = blockIdx.x;
   const int n = a.x.width;
+  constexpr int kEarly = 4;  // weights of a thread that are loaded before the inputs are there
+  float weight[kEarly];
+  if constexpr (Kind != NormKind::L2)
+#pragma unroll
+    for (int k = 0; k < kEarly; ++k) weight[k] = threadIdx.x + k * blockDim.x < n ? a.weight[threadIdx.x + k * blockDim.x] : 0.0f;
+  begin_kernel();
   float* x = a.x.row(r);
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
     float v = x[i];
@@ -102,12 +107,16 @@ __global__ void norm_kernel(NormArgs a) {
   __syncthreads();
   const float f = factor;
   float* y = a.y.row(r);
-  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+  const auto put = [&](int i, float w) {
     float v = row[i] * f;
-    if constexpr (Kind != NormKind::L2) v = v * a.weight[i];
+    if constexpr (Kind != NormKind::L2) v = v * w;
     if constexpr (Kind == NormKind::Gated) v = v * math::silu(a.other.row(r)[i]);
     y[i] = v;
-  }
+  };
+#pragma unroll
+  for (int k = 0; k < kEarly; ++k)
+    if (threadIdx.x + k * blockDim.x < n) put(threadIdx.x + k * blockDim.x, weight[k]);
+  for (int i = threadIdx.x + kEarly * blockDim.x; i < n; i += blockDim.x) put(i, Kind != NormKind::L2 ? a.weight[i] : 0.0f);
 }
 
 // Narrow rows (heads): a warp each, eight to a block.

@@ -82,24 +82,47 @@ __global__ void route_kernel(RouteArgs a) {
   __syncwarp();
   if (a.n_groups > 1) mask_groups(a, key, value, lane);
 
-  // Keys as integers that order like the floats; 0 is below all of them: taken.
+  // Keys as integers that order like the floats; 0 is below all of them: taken. Up to 16 a lane stay in registers.
+  constexpr int kOwn = 16;
   auto* order = reinterpret_cast<unsigned*>(key);
+  unsigned own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = 0;
   for (int e = lane; e < a.n_experts; e += kWarp) {
     const float k = key[e];
     const unsigned bits = __float_as_uint(k == 0.0f ? 0.0f : k);
     order[e] = k != k ? 1u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   }
+  const bool small = a.n_experts <= kOwn * kWarp;
+  if (small)
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+      if (lane + i * kWarp < a.n_experts) own[i] = order[lane + i * kWarp];
   __syncwarp();
   for (int r = 0; r < a.top_k; ++r) {
     unsigned best = 0;
     int at = a.n_experts;
-    for (int e = lane; e < a.n_experts; e += kWarp)
-      if (order[e] > best) best = order[e], at = e;
+    if (small) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        if (own[i] > best) best = own[i], at = lane + i * kWarp;
+    } else {
+      for (int e = lane; e < a.n_experts; e += kWarp)
+        if (order[e] > best) best = order[e], at = e;
+    }
     const unsigned top = __reduce_max_sync(kAll, best);
     const int winner = __reduce_min_sync(kAll, best == top ? at : a.n_experts);
-    if (lane == 0) chosen[r] = winner, order[winner] = 0;
-    __syncwarp();
+    if (lane == 0) chosen[r] = winner;
+    if (small) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        if (lane + i * kWarp == winner) own[i] = 0;
+    } else {
+      if (lane == 0) order[winner] = 0;
+      __syncwarp();
+    }
   }
+  __syncwarp();
   if (lane == 0) {
     float sum = 0.0f;
     for (int r = 0; r < a.top_k; ++r) {
