@@ -18,6 +18,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "bench/peaks.h"
 #include "core/thread_pool.h"
+#include "io/region_allocator.h"
 
 namespace moeflux::bench {
 namespace {
@@ -36,7 +37,7 @@ class Weights {
     const std::size_t bytes =
         f.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols));
     for (int i = 0; i < n; ++i) {
-      auto& m = memory_.emplace_back(bytes + 64);
+      const Buffer& m = memory_.emplace_back(allocator_->allocate(bytes + 64, 64));
       const MatrixView w = view(i);
       fill_codes(m, f.kind == quant::FormatKind::BF16 ? bytes : code_bytes(), rng);
       if (f.quantized()) fill_scales(w);
@@ -61,7 +62,7 @@ class Weights {
   std::size_t code_bytes() const {
     return static_cast<std::size_t>(rows_) * format_.row_bytes(static_cast<std::uint64_t>(cols_));
   }
-  void fill_codes(std::vector<std::byte>& m, std::size_t n, std::mt19937& rng) const {
+  void fill_codes(const Buffer& m, std::size_t n, std::mt19937& rng) const {
     for (std::size_t i = 0; i + 4 <= n; i += 4) {
       std::uint32_t v = static_cast<std::uint32_t>(rng());
       if (format_.kind == quant::FormatKind::BF16) v = (v & 0x807f807fu) | 0x3c003c00u;
@@ -82,7 +83,8 @@ class Weights {
   }
   Format format_;
   std::int64_t rows_, cols_;
-  std::vector<std::vector<std::byte>> memory_;
+  std::shared_ptr<io::RegionAllocator> allocator_ = std::make_shared<io::RegionAllocator>();
+  std::vector<Buffer> memory_;
 };
 
 std::vector<float> random_floats(std::int64_t n, unsigned seed = 3) {

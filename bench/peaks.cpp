@@ -12,6 +12,8 @@
 #include <immintrin.h>
 #endif
 
+#include "io/region_allocator.h"
+
 namespace moeflux::bench {
 namespace {
 
@@ -97,12 +99,14 @@ void read_portable(const std::uint8_t* p, std::size_t n) {
 }
 
 double best_read(int n_threads) {
-  std::vector<std::vector<std::uint8_t>> memory(static_cast<std::size_t>(n_threads));
-  seconds_of(n_threads, [&](int i) { memory[static_cast<std::size_t>(i)].assign(kBytesPerThread, 1); });
+  io::RegionAllocator allocator;  // where weights lie
+  std::vector<Buffer> memory;
+  for (int i = 0; i < n_threads; ++i) memory.push_back(allocator.allocate(kBytesPerThread, 64));
+  seconds_of(n_threads, [&](int i) { std::memset(memory[static_cast<std::size_t>(i)].data(), 1, kBytesPerThread); });
   double best = 0.0;
   for (int k = 0; k < kTries; ++k) {
     const double s = seconds_of(n_threads, [&](int i) {
-      const std::uint8_t* p = memory[static_cast<std::size_t>(i)].data();
+      const auto* p = memory[static_cast<std::size_t>(i)].as<std::uint8_t>();
       has_avx512() ? read_all(p, kBytesPerThread) : read_portable(p, kBytesPerThread);
     });
     best = std::max(best, static_cast<double>(n_threads) * static_cast<double>(kBytesPerThread) / s * 1e-9);

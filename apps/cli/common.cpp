@@ -99,12 +99,21 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
   app.add_option("--io", options.io, "How experts are read; never changes a result")
       ->check(CLI::IsMember({"auto", "uring", "pread"}))
       ->capture_default_str();
+  app.add_option("--prefetch", options.prefetch,
+                 "Read experts ahead by what the next router foretells; auto: while it pays; never changes a result")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   app.add_option("--backend", options.backend, "Where to compute; auto: a CUDA device that holds the model, else the CPU")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--gpu", options.gpu, "The CUDA device")->check(CLI::Range(0, 255))->capture_default_str();
   app.add_option("--vram", options.vram, "Ceiling of device memory, for example 24GB; default: what is free")->type_name("SIZE");
   app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
+}
+
+void add_trace_option(CLI::App& app, ModelOptions& options) {
+  app.add_option("--trace", options.trace, "Record which experts were chosen, for `moeflux simulate` and `plan`")
+      ->type_name("FILE");
 }
 
 void add_ctx_option(CLI::App& app, ModelOptions& options) {
@@ -155,29 +164,38 @@ SessionOptions session_options(const ModelOptions& options) {
   out.ctx_size = options.ctx_size;
   out.kv = options.kv == "f16" ? KvType::F16 : KvType::F32;
   out.chunk_size = options.chunk_size;
+  out.trace = options.trace;
+  out.replay = options.replay;
+  out.record_reads = options.record_reads;
   return out;
 }
 
 }  // namespace
 
+EngineOptions engine_options(const ModelOptions& options) {
+  EngineOptions out;
+  out.model = options.model;
+  out.n_threads = options.n_threads;
+  out.isa = options.isa;
+  out.precision = options.precision == "exact" ? Precision::Exact : Precision::Fast;
+  if (!options.ram.empty()) out.ram_bytes = parse_size(options.ram, "--ram");
+  out.planned = session_options(options);
+  out.io = options.io == "uring" ? IoKind::Uring : options.io == "pread" ? IoKind::Pread : IoKind::Auto;
+  out.backend = options.backend == "cpu" ? BackendKind::Cpu : options.backend == "cuda" ? BackendKind::Cuda : BackendKind::Auto;
+  out.gpu = options.gpu;
+  if (!options.vram.empty()) out.vram_bytes = parse_size(options.vram, "--vram");
+  out.prefetch = options.prefetch == "on" ? Prefetch::On : options.prefetch == "off" ? Prefetch::Off : Prefetch::Auto;
+  return out;
+}
+
 std::unique_ptr<Engine> open_engine(const ModelOptions& options) {
   const auto reporter = std::make_shared<Reporter>(options.verbose);
-  EngineOptions engine_options;
-  engine_options.model = options.model;
-  engine_options.n_threads = options.n_threads;
-  engine_options.isa = options.isa;
-  engine_options.precision = options.precision == "exact" ? Precision::Exact : Precision::Fast;
-  if (!options.ram.empty()) engine_options.ram_bytes = parse_size(options.ram, "--ram");
-  engine_options.planned = session_options(options);
-  engine_options.io = options.io == "uring" ? IoKind::Uring : options.io == "pread" ? IoKind::Pread : IoKind::Auto;
-  engine_options.backend = options.backend == "cpu" ? BackendKind::Cpu : options.backend == "cuda" ? BackendKind::Cuda : BackendKind::Auto;
-  engine_options.gpu = options.gpu;
-  if (!options.vram.empty()) engine_options.vram_bytes = parse_size(options.vram, "--vram");
-  engine_options.log = [reporter](LogLevel level, std::string_view text) { reporter->log(level, text); };
-  engine_options.progress = [reporter](std::string_view what, std::uint64_t done, std::uint64_t total) {
+  EngineOptions with_sinks = engine_options(options);
+  with_sinks.log = [reporter](LogLevel level, std::string_view text) { reporter->log(level, text); };
+  with_sinks.progress = [reporter](std::string_view what, std::uint64_t done, std::uint64_t total) {
     reporter->progress(what, done, total);
   };
-  std::unique_ptr<Engine> engine = Engine::open(engine_options);
+  std::unique_ptr<Engine> engine = Engine::open(with_sinks);
   reporter->loaded();
   return engine;
 }
@@ -201,6 +219,14 @@ std::string mode_line(const Engine& engine, const Session& session, const ModelO
                      info.n_layers, engine.backend_name(),
                      engine.precision() == Precision::Exact ? "exact" : "fast", options.kv,
                      session.ctx_size(), engine.experts_description());
+}
+
+void note_memory(const Engine& engine) {
+  const MemorySplit& m = engine.memory();
+  if (m.all_in_memory) return;
+  const auto text = [](std::uint64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  note(fmt::format("memory {}: trunk {}, session {} (chunks of {}), {} experts {}, other {}", text(m.ram_bytes), text(m.trunk_bytes),
+                   text(m.session_bytes()), m.chunk_size, m.n_slots, text(m.expert_bytes), text(m.other_bytes)));
 }
 
 std::string closing_line(const SessionStats& stats) {

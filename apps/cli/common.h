@@ -26,6 +26,9 @@ struct ModelOptions {
   std::int64_t chunk_size = 0;
   std::string ram;  // a size, or empty
   std::string io = "auto";
+  std::string prefetch = "auto";
+  std::string trace, replay;  // files, or empty
+  bool record_reads = false;
   std::string backend = "auto";
   int gpu = 0;
   std::string vram;  // a size, or empty
@@ -36,8 +39,10 @@ struct ModelOptions {
 CLI::Validator at_least(std::int64_t low);
 
 void add_model_argument(CLI::App& app, std::string& model);
-// -t, --precision, --isa, --kv, --chunk, --ram, --io, --backend, --gpu, --vram, -v.
+// -t, --precision, --isa, --kv, --chunk, --ram, --io, --prefetch, --backend, --gpu, --vram, -v.
 void add_engine_options(CLI::App& app, ModelOptions& options);
+// --trace: for verbs that run a model on real input.
+void add_trace_option(CLI::App& app, ModelOptions& options);
 // -c; not for verbs whose context follows from their input.
 void add_ctx_option(CLI::App& app, ModelOptions& options);
 
@@ -48,6 +53,8 @@ std::uint64_t parse_size(std::string_view text, std::string_view option);
 // wrong.
 bool parse(CLI::App& app, Arguments arguments);
 
+// The options without sinks.
+EngineOptions engine_options(const ModelOptions& options);
 // Opens with a progress bar on a terminal and warnings on standard error. Throws as Engine::open does.
 std::unique_ptr<Engine> open_engine(const ModelOptions& options);
 std::unique_ptr<Session> open_session(Engine& engine, const ModelOptions& options);
@@ -56,6 +63,8 @@ const Tokenizer& need_tokenizer(const Engine& engine, const char* verb);
 
 // "demo (FAMILY, 8 layers) | cpu avx512, 2 threads | fast | kv f32 | ctx 4096".
 std::string mode_line(const Engine& engine, const Session& session, const ModelOptions& options);
+// How the memory ceiling is divided, on standard error; only where experts are streamed.
+void note_memory(const Engine& engine);
 // Tokens, rates, hit rate, bytes read per token, hash of the last logits.
 std::string closing_line(const SessionStats& stats);
 

@@ -167,11 +167,13 @@ int run_generation(const ModelOptions& model, const GenerationOptions& options, 
   {
     const InterruptGuard guard(*session);
     note(fmt::format("{} | seed {}", mode_line(*engine, *session, model), generate.sampling.seed));
+    note_memory(*engine);
     if (options.echo && !options.json) output.put(prompt);
     result = session->generate(tokens, generate);
   }
   output.rethrow_failure();
   output.finish();
+  session->finish_trace();
 
   const SessionStats& stats = session->stats();
   note(fmt::format("{} | {}", closing_line(stats), reason_text(result.reason)));

@@ -34,7 +34,11 @@ constexpr std::array kVerbs = {
     Verb{"tokenize", "tokenize MODEL [TEXT]", "text to token ids and back", verb_tokenize},
     Verb{"inspect", "inspect MODEL", "say what a model folder holds", verb_inspect},
     Verb{"bench", "bench MODEL", "measure speed and what limits it", verb_bench},
+    Verb{"plan", "plan MODEL", "what a model will take of this machine, and how fast it can be", verb_plan},
+    Verb{"doctor", "doctor [MODEL|DIR]", "say what this machine offers and lacks", verb_doctor},
     Verb{"simulate", "simulate TRACE", "hit rates of an expert cache on a recorded run", verb_simulate},
+    Verb{"pack", "pack MODEL --out DIR", "rewrite a model for faster streaming", verb_pack},
+    Verb{"verify", "verify PACK", "check every byte of a pack", verb_verify},
     Verb{"synth", "synth --shape NAME --out DIR", "write a random model of a real shape", verb_synth},
     Verb{"version", "version", "print the version", verb_version},
 };
@@ -44,7 +48,7 @@ std::string help() {
       "moeflux runs Mixture-of-Experts language models.\n\nUsage: moeflux VERB [OPTIONS]\n\nVerbs:\n";
   for (const Verb& verb : kVerbs) text += fmt::format("  {:<28} {}\n", verb.usage, verb.summary);
   return text +
-         "\nMODEL is a folder with config.json and safetensors. `moeflux VERB --help` has the options.\n\n"
+         "\nMODEL is a folder with config.json and safetensors, or a pack. `moeflux VERB --help` has the options.\n\n"
          "Examples:\n"
          "  moeflux demo\n"
          "  moeflux run models/demo \"HAMLET To be, or not to be\" -n 100 --seed 42\n"

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/bench_report.h"
 #include "cli/common.h"
 #include "cli/fail.h"
 #include "cli/interrupt.h"
@@ -18,72 +18,6 @@
 
 namespace moeflux::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-struct BenchOptions {
-  ModelOptions model;
-  std::int64_t n_prompt = 512, n_decode = 64, n_repeat = 5;
-  std::uint64_t seed = 0;
-  bool json = false;
-};
-
-// Every repetition's number; the middle one and the ends are what is reported.
-struct Series {
-  std::vector<double> values;
-  double low() const { return values.empty() ? 0 : *std::min_element(values.begin(), values.end()); }
-  double high() const { return values.empty() ? 0 : *std::max_element(values.begin(), values.end()); }
-  double median() const {
-    if (values.empty()) return 0;
-    std::vector<double> sorted = values;
-    std::sort(sorted.begin(), sorted.end());
-    const std::size_t half = sorted.size() / 2;
-    return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
-  }
-  Json json() const { return {{"median", median()}, {"min", low()}, {"max", high()}, {"runs", values}}; }
-};
-
-// The bytes that decoding one token moves through memory at least.
-struct TokenBytes {
-  double trunk = 0, experts = 0, kv = 0, state = 0;
-  double total() const { return trunk + experts + kv + state; }
-};
-
-struct BenchResult {
-  double load_seconds = 0;
-  Series prefill, decode;  // tok/s
-  SessionStats before, after;
-  std::uint64_t logits_hash = 0;
-  TokenBytes token;
-  ProcessMemory memory;
-  MemoryBandwidth bandwidth;
-  std::string engine_line, backend;
-  std::int64_t ctx_size = 0;
-
-  std::int64_t n_tokens() const {
-    return after.prefill_tokens + after.decode_tokens - before.prefill_tokens - before.decode_tokens;
-  }
-  double hit_rate() const {
-    const std::uint64_t requests = after.expert_requests - before.expert_requests;
-    if (requests == 0) return 1;
-    return static_cast<double>(after.expert_hits - before.expert_hits) / static_cast<double>(requests);
-  }
-  double bytes_read_per_token() const {
-    return n_tokens() == 0
-               ? 0
-               : static_cast<double>(after.bytes_read - before.bytes_read) / static_cast<double>(n_tokens());
-  }
-  double stall_seconds() const { return static_cast<double>(after.stall_ns - before.stall_ns) / 1e9; }
-  double compute_seconds() const {
-    return static_cast<double>(after.prefill_ns + after.decode_ns - before.prefill_ns - before.decode_ns) /
-               1e9 -
-           stall_seconds();
-  }
-  double memory_rate() const { return decode.median() * token.total(); }  // bytes per second
-  double memory_share() const {
-    return bandwidth.bytes_per_second > 0 ? memory_rate() / bandwidth.bytes_per_second : 0;
-  }
-};
 
 std::vector<TokenId> random_tokens(std::int64_t n, std::int64_t vocab_size, std::uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -116,12 +50,15 @@ void run_once(Session& session, const BenchOptions& options, std::span<const Tok
   session.reset();
   const auto prompt = tokens.first(static_cast<std::size_t>(options.n_prompt));
   if (!prompt.empty()) session.prefill(prompt);
+  const SessionStats middle = session.stats();
   for (const TokenId token : tokens.subspan(prompt.size())) session.step(token);
   const SessionStats& end = session.stats();
+  result.prefill_totals.add(start, middle, false);
+  result.decode_totals.add(middle, end, true);
   if (options.n_prompt > 0)
-    result.prefill.values.push_back(rate(options.n_prompt, end.prefill_ns - start.prefill_ns));
+    result.prefill.values.push_back(rate(options.n_prompt, middle.prefill_ns - start.prefill_ns));
   if (options.n_decode > 0)
-    result.decode.values.push_back(rate(options.n_decode, end.decode_ns - start.decode_ns));
+    result.decode.values.push_back(rate(options.n_decode, end.decode_ns - middle.decode_ns));
 }
 
 void warm_up(Session& session, std::span<const TokenId> tokens) {
@@ -136,7 +73,6 @@ void measure(Session& session, const BenchOptions& options, std::int64_t vocab_s
       random_tokens(options.n_prompt + options.n_decode, vocab_size, options.seed);
   StatusLine line;
   warm_up(session, tokens);
-  result.before = session.stats();
   for (std::int64_t i = 0; i < options.n_repeat; ++i) {
     if (line.due()) line.show(fmt::format("repetition {} of {}", i + 1, options.n_repeat));
     run_once(session, options, tokens, result);
@@ -146,12 +82,33 @@ void measure(Session& session, const BenchOptions& options, std::int64_t vocab_s
            hash_text(result.logits_hash));
     result.logits_hash = hash;
   }
-  result.after = session.stats();
+  result.stats = session.stats();
+  result.reads.assign(session.reads().begin(), session.reads().end());
+}
+
+// What the machine could do, when the model is out of the way.
+void probe(const BenchOptions& options, BenchResult& result) {
+  const ModelOptions& model = options.model;
+  const IoKind io = model.io == "uring" ? IoKind::Uring : model.io == "pread" ? IoKind::Pread : IoKind::Auto;
+  StatusLine line;
+  line.show("probing memory and disk");
+  result.bandwidth = probe_memory_bandwidth(model.n_threads);
+  if (result.split.all_in_memory) return;
+  result.disk = probe_disk_speed(model.model, io);
+  BytesProbeOptions bytes;
+  bytes.model = model.model;
+  bytes.n_threads = model.n_threads;
+  bytes.io = io;
+  bytes.other_bytes = result.token.kv + result.token.state;
+  bytes.reads = result.reads;
+  result.bound = probe_token_bytes(bytes);
 }
 
 BenchResult run_bench(BenchOptions& options) {
   BenchResult result;
   options.model.ctx_size = std::max<std::int64_t>(options.n_prompt + options.n_decode, 2);
+  options.model.record_reads = !options.no_probe;
+  if (!options.warm) drop_model_from_page_cache(options.model.model);
   {
     const auto start = std::chrono::steady_clock::now();
     const std::unique_ptr<Engine> engine = open_engine(options.model);
@@ -160,73 +117,18 @@ BenchResult run_bench(BenchOptions& options) {
     result.engine_line = mode_line(*engine, *session, options.model);
     result.backend = engine->backend_name();
     result.ctx_size = session->ctx_size();
+    result.split = engine->memory();
     note(result.engine_line);
+    note_memory(*engine);
     result.token = token_bytes(engine->info(), options);
     measure(*session, options, engine->info().vocab_size, result);
+    session->finish_trace();
   }
   // In this order: the probe's own memory is no part of the peak, and the model's not in the way of the
   // probe.
   result.memory = process_memory();
-  result.bandwidth = probe_memory_bandwidth(options.model.n_threads);
+  if (!options.no_probe) probe(options, result);
   return result;
-}
-
-std::string series_text(const Series& series, std::int64_t n) {
-  if (series.values.empty()) return "-";
-  return fmt::format("{:.2f} tok/s (min {:.2f}, max {:.2f}; {} tokens, {} repetitions)", series.median(),
-                     series.low(), series.high(), n, series.values.size());
-}
-
-std::string table(const BenchOptions& options, const BenchResult& r) {
-  std::string text;
-  const auto row = [&text](std::string_view name, const std::string& value) {
-    text += fmt::format("{:<12} {}\n", name, value);
-  };
-  row("prefill", series_text(r.prefill, options.n_prompt));
-  row("decode", series_text(r.decode, options.n_decode));
-  row("experts", fmt::format("hit rate {:.1f} %, {} read per token, stalled {:.3f} s of {:.3f} s",
-                             r.hit_rate() * 100, bytes_text(r.bytes_read_per_token()), r.stall_seconds(),
-                             r.stall_seconds() + r.compute_seconds()));
-  row("one token", fmt::format("{} (trunk {}, experts {}, cache {}, state {})", bytes_text(r.token.total()),
-                               bytes_text(r.token.trunk), bytes_text(r.token.experts), bytes_text(r.token.kv),
-                               bytes_text(r.token.state)));
-  row("memory",
-      fmt::format("{}/s in decode, {:.1f} % of the {}/s that {} threads read", bytes_text(r.memory_rate()),
-                  r.memory_share() * 100, bytes_text(r.bandwidth.bytes_per_second), r.bandwidth.n_threads));
-  row("peak", fmt::format("{} resident", bytes_text(static_cast<double>(r.memory.peak_bytes))));
-  row("load", fmt::format("{:.2f} s", r.load_seconds));
-  row("logits", hash_text(r.logits_hash));
-  return text;
-}
-
-Json result_json(const BenchOptions& options, const BenchResult& r) {
-  return {{"model", options.model.model},
-          {"backend", r.backend},
-          {"precision", options.model.precision},
-          {"kv", options.model.kv},
-          {"ctx_size", r.ctx_size},
-          {"n_prompt", options.n_prompt},
-          {"n_decode", options.n_decode},
-          {"n_repeat", options.n_repeat},
-          {"seed", options.seed},
-          {"load_seconds", r.load_seconds},
-          {"prefill_tokens_per_second", r.prefill.json()},
-          {"decode_tokens_per_second", r.decode.json()},
-          {"hit_rate", r.hit_rate()},
-          {"bytes_read_per_token", r.bytes_read_per_token()},
-          {"stall_seconds", r.stall_seconds()},
-          {"compute_seconds", r.compute_seconds()},
-          {"token_bytes",
-           {{"trunk", r.token.trunk},
-            {"experts", r.token.experts},
-            {"kv", r.token.kv},
-            {"state", r.token.state},
-            {"total", r.token.total()}}},
-          {"memory_bytes_per_second", r.memory_rate()},
-          {"memory_peak_bytes_per_second", r.bandwidth.bytes_per_second},
-          {"memory_share", r.memory_share()},
-          {"peak_rss_bytes", r.memory.peak_bytes},
-          {"logits_hash", hash_text(r.logits_hash)}};
 }
 
 }  // namespace
@@ -244,6 +146,13 @@ int verb_bench(Arguments arguments) {
   app.add_option("-r,--repeat", options.n_repeat, "Repetitions")->check(at_least(1))->capture_default_str();
   app.add_option("--seed", options.seed, "Chooses the tokens")->capture_default_str();
   add_engine_options(app, options.model);
+  add_trace_option(app, options.model);
+  app.add_option("--replay", options.model.replay,
+                 "Take the choice of experts from a recorded trace, mapped onto this model's layers and experts")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE");
+  app.add_flag("--warm", options.warm, "Leave what the system keeps of the model's files; otherwise it is dropped first");
+  app.add_flag("--no-probe", options.no_probe, "Leave out what this machine could do: memory, disk, bytes only");
   app.add_flag("--json", options.json, "One JSON object");
   app.footer(
       "Tokens are random. Each repetition starts from an empty context; the median counts, the spread says "
@@ -253,18 +162,22 @@ int verb_bench(Arguments arguments) {
       "uses, the\n"
       "cache at the middle of the run, the recurrent state. `memory` is that times tok/s, beside a probe of "
       "this "
-      "machine.\n\n"
+      "machine.\n"
+      "Where experts are streamed, `bytes only` moves the same bytes without arithmetic: once with every layer's "
+      "reads\n"
+      "after its router, once with the next layer's reads under way.\n\n"
       "Examples:\n"
       "  moeflux bench models/demo\n"
-      "  moeflux bench models/demo -p 128 -n 32 -r 3 -t 1 --json\n");
+      "  moeflux bench models/demo -p 128 -n 32 -r 3 -t 1 --json\n"
+      "  moeflux bench MODEL --ram 8GB --replay routing.jsonl\n");
   if (!parse(app, std::move(arguments))) return kExitOk;
   if (options.n_prompt + options.n_decode == 0)
     fail(ErrorCode::InvalidArgument, "nothing to measure: both -p and -n are 0");
   const BenchResult result = run_bench(options);
   if (options.json) {
-    write_json(result_json(options, result));
+    write_json(bench_json(options, result));
   } else {
-    write_out(table(options, result));
+    write_out(bench_table(options, result));
   }
   return kExitOk;
 }

@@ -37,6 +37,7 @@ int verb_demo(Arguments arguments) {
   app.add_flag("--no-echo", no_echo, "Do not print the prompt before the text");
   add_ctx_option(app, model);
   add_engine_options(app, model);
+  add_trace_option(app, model);
   app.footer(
       "The demo model was trained for two minutes on Shakespeare. It shows that the machinery works,\n"
       "not what a language model can say.\n\n"

@@ -18,6 +18,12 @@ using Formats = std::map<std::string, std::uint64_t>;
 
 std::string exact_bytes(std::uint64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
 
+// "396.30 B", "1.24 M".
+std::string count_text(std::uint64_t n) {
+  const auto value = static_cast<double>(n);
+  return value < 1e8 ? fmt::format("{:.2f} M", value / 1e6) : fmt::format("{:.2f} B", value / 1e9);
+}
+
 std::string formats_text(const Formats& formats) {
   std::vector<std::pair<std::string, std::uint64_t>> sorted(formats.begin(), formats.end());
   std::stable_sort(sorted.begin(), sorted.end(),
@@ -71,6 +77,8 @@ std::string table(const ModelInfo& info) {
       fmt::format("{} heads, {} key/value heads of {}", info.n_heads, info.n_kv_heads, info.head_dim));
   row("experts", fmt::format("{} per layer, {} used, width {}{}", info.n_experts, info.top_k, info.expert_dim,
                              info.shared_dim > 0 ? fmt::format(", shared expert {}", info.shared_dim) : ""));
+  row("parameters", fmt::format("{}, {} of them used per token, {} in the trunk", count_text(info.n_params),
+                                count_text(info.n_active_params), count_text(info.n_trunk_params)));
   row("trunk", fmt::format("{} ({})", exact_bytes(info.trunk_bytes), formats_text(info.trunk_formats)));
   row("all experts",
       fmt::format("{} ({})", exact_bytes(info.expert_bytes), formats_text(info.expert_formats)));
@@ -106,6 +114,9 @@ nlohmann::ordered_json info_json(const ModelInfo& info) {
           {"expert_dim", info.expert_dim},
           {"shared_dim", info.shared_dim},
           {"max_context", info.max_context},
+          {"n_params", info.n_params},
+          {"n_trunk_params", info.n_trunk_params},
+          {"n_active_params", info.n_active_params},
           {"trunk_bytes", info.trunk_bytes},
           {"trunk_bytes_per_token", info.trunk_bytes_per_token},
           {"expert_bytes", info.expert_bytes},

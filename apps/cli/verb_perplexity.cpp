@@ -96,8 +96,10 @@ int measure(const ModelOptions& model, const std::string& text, bool json) {
   {
     const InterruptGuard guard(*session);
     note(mode_line(*engine, *session, model));
+    note_memory(*engine);
     score = score_windows(*session, tokens, ctx);
   }
+  session->finish_trace();
   note(closing_line(session->stats()));
   if (json) {
     write_json({{"perplexity", std::exp(score.nll)},
@@ -130,6 +132,7 @@ int verb_perplexity(Arguments arguments) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 32))
       ->capture_default_str();
   add_engine_options(app, model);
+  add_trace_option(app, model);
   app.add_flag("--json", json, "One JSON object: perplexity, nll, tokens, windows, ..");
   app.footer(
       "The whole text is tokenized and cut into consecutive windows of CTX+1 tokens with a stride of CTX; "

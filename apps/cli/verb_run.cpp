@@ -28,6 +28,7 @@ int verb_run(Arguments arguments) {
   app.add_flag("--echo", generation.echo, "Print the prompt before the text");
   add_ctx_option(app, model);
   add_engine_options(app, model);
+  add_trace_option(app, model);
   app.footer(
       "The text goes to standard output, all else to standard error. Ctrl-C stops cleanly.\n\n"
       "Examples:\n"

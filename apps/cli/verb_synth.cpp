@@ -1,11 +1,11 @@
 #include <fmt/format.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "cli/byte_bar.h"
 #include "cli/common.h"
 #include "cli/fail.h"
 #include "cli/interrupt.h"
@@ -20,39 +20,7 @@ struct SynthVerb {
   std::string shape, out;
   synth::SynthOptions options;
   double shard_gib = 4;
-  bool list = false, json = false;
-};
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-std::string duration_text(double seconds) {
-  const auto s = static_cast<long>(seconds + 0.5);
-  return s < 60 ? fmt::format("{} s", s) : fmt::format("{} min {:02} s", s / 60, s % 60);
-}
-
-// "[####......] 41 %, 8.0 of 19.6 GB, 1.9 GB/s, 6 s left".
-class Bar {
- public:
-  explicit Bar(std::uint64_t total) : total_(static_cast<double>(total)) {}
-  void show(std::uint64_t done_bytes) {
-    if (!line_.due()) return;
-    const double done = static_cast<double>(done_bytes), share = done / total_;
-    const double rate = done / std::max(seconds_since(start_), 1e-3);
-    constexpr std::size_t kWidth = 30;
-    const std::size_t filled = std::min(kWidth, static_cast<std::size_t>(share * kWidth));
-    line_.show(fmt::format("[{}{}] {:3.0f} %, {} of {}, {}/s, {} left", std::string(filled, '#'),
-                           std::string(kWidth - filled, '.'), share * 100, bytes_text(done),
-                           bytes_text(total_), bytes_text(rate), duration_text((total_ - done) / rate)));
-  }
-  double seconds() const { return seconds_since(start_); }
-  void clear() noexcept { line_.clear(); }
-
- private:
-  const double total_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  StatusLine line_{std::chrono::milliseconds(300)};
+  bool headers_only = false, list = false, json = false;
 };
 
 int list_shapes(const synth::Catalog& catalog, bool json) {
@@ -68,6 +36,7 @@ int list_shapes(const synth::Catalog& catalog, bool json) {
                     {"short", shape.short_names},
                     {"n_layers", plan.n_layers},
                     {"n_experts", plan.n_experts},
+                    {"few_layers", synth::few_layers(shape)},
                     {"tensor_bytes", plan.tensor_bytes}});
   }
   if (json) {
@@ -78,13 +47,38 @@ int list_shapes(const synth::Catalog& catalog, bool json) {
   return kExitOk;
 }
 
-void check_space(const synth::NewFolder& folder, std::uint64_t needed, const SynthVerb& verb,
+void check_space(const io::NewFolder& folder, std::uint64_t needed, const SynthVerb& verb,
                  std::size_t n_tensors) {
   const std::uint64_t available = folder.free_bytes();
   note(fmt::format("{}: {} tensors, needs {}, {} are free", verb.out, n_tensors,
                    bytes_text(static_cast<double>(needed)), bytes_text(static_cast<double>(available))));
   if (needed > available)
     fail(ErrorCode::Io, "{}: not enough room: {} needed, {} free", verb.out, needed, available);
+}
+
+void report(const SynthVerb& verb, const synth::Shape& shape, const synth::Plan& plan, std::size_t n_files,
+            double seconds) {
+  const auto bytes = static_cast<double>(plan.tensor_bytes);
+  const double rate = verb.headers_only ? 0 : bytes / seconds;
+  if (verb.json) {
+    write_json({{"out", verb.out},
+                {"shape", shape.name},
+                {"n_layers", plan.n_layers},
+                {"n_experts", plan.n_experts},
+                {"seed", verb.options.seed},
+                {"skew", verb.options.skew},
+                {"headers_only", verb.headers_only},
+                {"n_files", n_files},
+                {"n_tensors", plan.tensors.size()},
+                {"tensor_bytes", plan.tensor_bytes},
+                {"seconds", seconds},
+                {"bytes_per_second", rate}});
+    return;
+  }
+  write_out(fmt::format("{}: {}, {} layers, {} experts, {}{} in {} {}, {:.1f} s{}\n", verb.out, shape.name,
+                        plan.n_layers, plan.n_experts, verb.headers_only ? "headers alone of " : "",
+                        bytes_text(bytes), n_files, n_files == 1 ? "file" : "files", seconds,
+                        verb.headers_only ? "" : fmt::format(", {}/s", bytes_text(rate))));
 }
 
 int write_synthetic(const synth::Catalog& catalog, const SynthVerb& verb) {
@@ -94,36 +88,22 @@ int write_synthetic(const synth::Catalog& catalog, const SynthVerb& verb) {
   const std::uint64_t bytes = synth::total_bytes(shards);
 
   const InterruptFlag interrupt;
-  synth::NewFolder folder(verb.out);
-  check_space(folder, bytes, verb, plan.tensors.size());
-  Bar bar(bytes);
-  synth::write_model(folder, plan, shards, [&](std::uint64_t done) {
-    if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");
-    bar.show(done);
-  });
+  io::NewFolder folder(verb.out);
+  ByteBar bar;
+  if (verb.headers_only) {
+    synth::write_headers(folder, plan, shards);
+  } else {
+    check_space(folder, bytes, verb, plan.tensors.size());
+    synth::write_model(folder, plan, shards, [&](std::uint64_t done) {
+      if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");
+      bar.show(done, bytes);
+    });
+  }
   if (interrupt.raised()) fail(ErrorCode::Cancelled, "stopped");
   folder.commit();
   bar.clear();
 
-  const double seconds = bar.seconds(), rate = static_cast<double>(plan.tensor_bytes) / seconds;
-  if (verb.json) {
-    write_json({{"out", verb.out},
-                {"shape", shape.name},
-                {"n_layers", plan.n_layers},
-                {"n_experts", plan.n_experts},
-                {"seed", verb.options.seed},
-                {"skew", verb.options.skew},
-                {"n_files", shards.size()},
-                {"n_tensors", plan.tensors.size()},
-                {"tensor_bytes", plan.tensor_bytes},
-                {"seconds", seconds},
-                {"bytes_per_second", rate}});
-  } else {
-    write_out(fmt::format("{}: {}, {} layers, {} experts, {} in {} {}, {:.1f} s, {}/s\n", verb.out,
-                          shape.name, plan.n_layers, plan.n_experts,
-                          bytes_text(static_cast<double>(plan.tensor_bytes)), shards.size(),
-                          shards.size() == 1 ? "file" : "files", seconds, bytes_text(rate)));
-  }
+  report(verb, shape, plan, shards.size(), bar.seconds());
   return kExitOk;
 }
 
@@ -149,6 +129,8 @@ int verb_synth(Arguments arguments) {
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str()
       ->type_name("GIB");
+  app.add_flag("--headers-only", verb.headers_only,
+               "No weights: files with headers and full sizes that take no room, for `inspect`");
   app.add_flag("--list", verb.list, "The shapes there are");
   app.add_flag("--json", verb.json, "One JSON object");
   app.footer(
@@ -158,7 +140,8 @@ int verb_synth(Arguments arguments) {
       "Examples:\n"
       "  moeflux synth --list\n"
       "  moeflux synth --shape 35b-a3b --layers 4 --out small\n"
-      "  moeflux synth --shape 35b-a3b --skew 2 --seed 7 --out local\n");
+      "  moeflux synth --shape 35b-a3b --skew 2 --seed 7 --out local\n"
+      "  moeflux synth --shape 397b-a17b --headers-only --out big\n");
   if (!parse(app, std::move(arguments))) return kExitOk;
   const synth::Catalog catalog;
   if (verb.list) return list_shapes(catalog, verb.json);

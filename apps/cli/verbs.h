@@ -20,9 +20,13 @@ int verb_logits(Arguments arguments);
 int verb_perplexity(Arguments arguments);
 int verb_tokenize(Arguments arguments);
 int verb_inspect(Arguments arguments);
+int verb_plan(Arguments arguments);
 int verb_simulate(Arguments arguments);
 int verb_synth(Arguments arguments);
 int verb_bench(Arguments arguments);
+int verb_pack(Arguments arguments);
+int verb_verify(Arguments arguments);
+int verb_doctor(Arguments arguments);
 int verb_version(Arguments arguments);
 
 }  // namespace moeflux::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <moeflux/options.h>
+#include <moeflux/plan.h>
 #include <moeflux/session.h>
 
 #include <cstdint>
@@ -29,10 +30,13 @@ struct ModelInfo {
   std::int64_t n_heads = 0, n_kv_heads = 0, head_dim = 0;  // of the attention layers
   std::int64_t n_experts = 0, top_k = 0, expert_dim = 0, shared_dim = 0;
   std::int64_t max_context = 0;
+  std::uint64_t n_params = 0;         // weights, however they are stored
+  std::uint64_t n_trunk_params = 0;   // of them all but the routed experts
+  std::uint64_t n_active_params = 0;  // of them what one token is multiplied with: top-k experts, no embedding
   std::uint64_t trunk_bytes = 0;       // as loaded
   std::uint64_t trunk_bytes_per_token = 0;  // what decoding one token reads of it: one row of the embedding, all else
-  std::uint64_t expert_bytes = 0;      // all experts, as stored
-  std::uint64_t bytes_per_expert = 0;  // the largest record
+  std::uint64_t expert_bytes = 0;      // all experts, as loaded, without padding
+  std::uint64_t bytes_per_expert = 0;  // the largest, likewise
   std::uint64_t active_expert_bytes_per_token = 0;  // without any cache
   std::uint64_t kv_bytes_per_token_f16 = 0;
   std::uint64_t state_bytes = 0;  // recurrent state of one sequence
@@ -81,6 +85,8 @@ class Engine {
   std::string backend_name() const;  // "cpu avx512, 2 threads"
   // "all 10240 experts in memory", "2560 of 10240 experts in memory, streamed by uring".
   const std::string& experts_description() const noexcept;
+  // How the memory ceiling was divided.
+  const MemorySplit& memory() const noexcept;
   Precision precision() const noexcept;
 
   std::unique_ptr<Session> create_session(const SessionOptions& options);

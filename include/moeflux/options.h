@@ -13,11 +13,18 @@ namespace moeflux {
 struct SessionOptions {
   std::int64_t ctx_size = 0;      // positions; 0: the model's limit, at most 4096
   KvType kv = KvType::F32;
-  std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: 512, 8192 on a GPU. Never changes a result.
+  std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: the engine's choice. Never changes a result.
+  std::filesystem::path trace = {};   // records which experts were chosen (docs/format.md); Session::finish_trace() ends it
+  std::filesystem::path replay = {};  // takes the choice of experts from such a file: for measurements only; no prefetch
+  bool record_reads = false;      // keeps what every decoded token read, see Session::reads()
 };
 
 // How experts are read from disk.
 enum class IoKind : std::uint8_t { Auto, Uring, Pread };
+
+// Whether experts are read ahead while decoding, by what the next layer's router makes of this layer's state. Auto: while
+// it is measured to pay. Never changes a result.
+enum class Prefetch : std::uint8_t { Auto, On, Off };
 
 // Where an engine computes. Auto: on a CUDA device where there is one that holds the model, else on the CPU.
 enum class BackendKind : std::uint8_t { Cpu, Cuda, Auto };
@@ -28,12 +35,13 @@ struct EngineOptions {
   int n_threads = 0;            // < 1: one per usable core
   std::string isa;              // "" picks the best of this CPU; "avx512", "avx2", "scalar" force one
   Precision precision = Precision::Fast;
-  // The ceiling of the whole process: trunk, experts in memory, one session of the `planned` kind, buffers. 0: no ceiling,
-  // all experts are held. With a ceiling too low for all experts they are streamed from disk; one too low for that is
-  // OutOfMemory and names the least that would do.
+  // The ceiling of the whole process: trunk, experts in memory, one session of the `planned` kind, buffers. 0: most of
+  // what the machine and its control group have free (default_ram_bytes() in probe.h). With a ceiling too low for all
+  // experts they are streamed from disk; one too low for that is OutOfMemory and names the least that would do.
   std::uint64_t ram_bytes = 0;
   SessionOptions planned;       // what the ceiling must leave room for
   IoKind io = IoKind::Auto;
+  Prefetch prefetch = Prefetch::Auto;
   BackendKind backend = BackendKind::Cpu;
   int gpu = 0;                  // the CUDA device
   std::uint64_t vram_bytes = 0; // the ceiling of device memory: trunk, experts, one `planned` session. 0: what is free

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace moeflux {
 
@@ -38,6 +39,13 @@ struct EvaluateOptions {
   bool one_at_a_time = false;  // decode instead of prefill: the same bytes
   LogitsSink on_logits;        // every position, when set
   HiddenSink on_hidden;
+};
+
+// What one layer of one decoded token took from memory and from disk.
+struct LayerReads {
+  std::int32_t layer = 0;
+  std::uint32_t n_hits = 0;                // experts that were in memory
+  std::vector<std::int32_t> missed;        // those that had to be read
 };
 
 // Made by Engine::create_session; the engine must outlive it. One thread at a time, except cancel().
@@ -75,6 +83,11 @@ class Session {
   void reset_cancel() noexcept;
 
   const SessionStats& stats() const noexcept;
+
+  // With SessionOptions::trace: the file appears under its name. Throws Io. Nothing to do otherwise.
+  void finish_trace();
+  // With SessionOptions::record_reads: every layer with experts of every decoded token since the last reset(), in order.
+  std::span<const LayerReads> reads() const noexcept;
 
  private:
   friend class Engine;

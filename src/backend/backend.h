@@ -30,9 +30,6 @@ class Backend {
   virtual Copier& copier() noexcept = 0;
   virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
 
-  // Tokens of a prompt that are best computed together, where the caller has no wish of its own. Never changes a result.
-  virtual std::int64_t preferred_chunk() const noexcept { return 512; }
-
   // Whether run_routed() may be called; else the caller reads the router's choice and runs ExpertFfn.
   virtual bool routes_on_device() const noexcept { return false; }
   virtual void run_routed(Stream&, const RoutedFfn&) {}

@@ -63,6 +63,8 @@ class Copier {
   virtual ~Copier() = default;
   virtual void to_device(std::byte* device, const std::byte* host, std::size_t bytes) = 0;
   virtual void to_host(std::byte* host, const std::byte* device, std::size_t bytes) = 0;
+  // The same bytes where the host can read them in place; nullptr: only by to_host().
+  virtual const std::byte* host_view(const std::byte* /*device*/) const noexcept { return nullptr; }
 };
 
 // Plain process memory. Both are stateless: any instance may be used anywhere.
@@ -78,6 +80,7 @@ class HostCopier final : public Copier {
  public:
   void to_device(std::byte* device, const std::byte* host, std::size_t bytes) override;
   void to_host(std::byte* host, const std::byte* device, std::size_t bytes) override;
+  const std::byte* host_view(const std::byte* device) const noexcept override { return device; }
 };
 
 }  // namespace moeflux

@@ -29,7 +29,7 @@ int clamp_threads(int n) {
 
 int usable_cores() noexcept { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(clamp_threads(n_threads)) {
+ThreadPool::ThreadPool(int n_threads) : n_threads_(clamp_threads(n_threads)), shares_(static_cast<std::size_t>(n_threads_)) {
   workers_.reserve(static_cast<std::size_t>(n_threads_ - 1));
   for (int i = 1; i < n_threads_; ++i) workers_.emplace_back([this, i] { worker_main(i); });
 }
@@ -42,7 +42,15 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::drain(int worker) noexcept {
-  for (std::int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < n_tasks_;) fn_(ctx_, task, worker);
+  for (int i = 0; i < n_threads_; ++i) {
+    const int of = worker + i < n_threads_ ? worker + i : worker + i - n_threads_;
+    Share& share = shares_[static_cast<std::size_t>(of)];
+    // Looking first spares the cache line of a share that is used up.
+    while (share.next.load(std::memory_order_relaxed) < share.end) {
+      const std::int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
+      if (task < share.end) fn_(ctx_, task, worker);
+    }
+  }
 }
 
 void ThreadPool::run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx) {
@@ -54,8 +62,13 @@ void ThreadPool::run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx) {
   }
   fn_ = fn;
   ctx_ = ctx;
-  n_tasks_ = n_tasks;
-  next_.store(0, std::memory_order_relaxed);
+  std::int64_t begin = 0;
+  for (int i = 0; i < n_threads_; ++i) {
+    Share& share = shares_[static_cast<std::size_t>(i)];
+    share.next.store(begin, std::memory_order_relaxed);
+    begin += n_tasks / n_threads_ + (i < n_tasks % n_threads_ ? 1 : 0);
+    share.end = begin;
+  }
   finished_.store(0, std::memory_order_relaxed);
   const std::uint64_t epoch = (gate_.load(std::memory_order_relaxed) >> 16) + 1;
   gate_.store(epoch << 16 | kOpen, std::memory_order_release);

@@ -1,8 +1,8 @@
 // Fork-join over a fixed set of threads: the only way moeflux computes in parallel.
 //
-// A pool belongs to one engine. run() hands out task numbers in ascending order to whichever thread
-// is free and returns when all are done. Results must not depend on which thread ran which task: a
-// task owns its output elements.
+// A pool belongs to one engine. run() gives every thread an even share of neighbouring task numbers, which it
+// takes in ascending order (so that memory is read in order); who is done helps the others. It returns when all
+// are done. Results must not depend on which thread ran which task: a task owns its output elements.
 //
 // Workers spin for some microseconds after a job, because the next one usually follows at once, then
 // park. A worker that wakes too late for a job is not waited for, so a pool with more threads than
@@ -54,8 +54,11 @@ class ThreadPool {
   // The job. Written before the gate opens, stable until everybody who joined has finished.
   TaskFn fn_ = nullptr;
   void* ctx_ = nullptr;
-  std::int64_t n_tasks_ = 0;
-  alignas(64) std::atomic<std::int64_t> next_{0};
+  struct alignas(64) Share {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+  };
+  std::vector<Share> shares_;  // of each thread
   // epoch << 16 | open << 15 | joined: a worker may join only while the gate of its epoch is open.
   alignas(64) std::atomic<std::uint64_t> gate_{0};
   alignas(64) std::atomic<std::uint32_t> finished_{0};

@@ -17,26 +17,35 @@ namespace {
 constexpr std::uint64_t kDeviceMargin = 512u << 20;
 
 struct DeviceNeed {
-  std::uint64_t needed = 0, available = 0;
-  bool fits() const noexcept { return needed <= available; }
+  model::MemoryPlan plan;
+  std::int64_t ctx = 0, chunk = 0;
+  std::uint64_t available = 0;
+  std::uint64_t needed() const noexcept { return plan.engine() + plan.session() + kDeviceMargin; }
+  bool fits() const noexcept { return needed() <= available; }
 };
 
-// The whole model in device memory.
+// The whole model in device memory, beside what the planned session needs.
 DeviceNeed device_need(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding) {
+  DeviceNeed need;
   const auto [ctx, chunk] = session::session_sizes(options.planned, spec.max_context, backend::kCudaChunk);
-  const model::MemoryPlan plan = model::plan_memory(spec, binding, ctx, chunk, options.planned.kv);
-  const backend::CudaDeviceInfo info = backend::cuda_device_info(options.gpu);
-  return {plan.engine() + plan.session() + kDeviceMargin, options.vram_bytes == 0 ? info.free_bytes : std::min<std::uint64_t>(options.vram_bytes, info.free_bytes)};
+  need.ctx = ctx;
+  need.chunk = chunk;
+  need.plan = model::plan_memory(spec, binding, ctx, chunk, options.planned.kv);
+  const std::uint64_t free = backend::cuda_device_info(options.gpu).free_bytes;
+  need.available = options.vram_bytes == 0 ? free : std::min(options.vram_bytes, free);
+  return need;
 }
 
 std::string too_small(const DeviceNeed& need) {
-  return fmt::format("the model needs {} of device memory, {} are there", format_bytes(need.needed), format_bytes(need.available));
+  return fmt::format("the model needs {} of device memory, {} are there", format_bytes(need.needed()), format_bytes(need.available));
 }
 
 }  // namespace
 
-BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding) {
-  const auto cpu = [&](std::string note) { return BackendSetup{backend::make_cpu_backend({options.n_threads, options.isa}), false, std::move(note)}; };
+BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory) {
+  const auto cpu = [&](std::string note) {
+    return BackendSetup{backend::make_cpu_backend({options.n_threads, options.isa, &host_memory}), false, std::move(note)};
+  };
   if (options.backend == BackendKind::Cpu) return cpu("");
   if (options.backend == BackendKind::Auto) {
     if (options.gpu >= backend::count_cuda_devices()) return cpu("no CUDA device: computing on the CPU");
@@ -49,12 +58,26 @@ BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& 
   return out;
 }
 
-ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec&, const model::Binding& binding,
+ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
                                 const format::ModelFolder& folder, backend::Backend& backend) {
-  std::size_t all = 0;
-  for (const store::ExpertLayer& l : binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
-  return {std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress),
-          fmt::format("all {} experts in device memory", all)};
+  const DeviceNeed need = device_need(options, spec, binding);
+  ExpertSetup setup;
+  MemorySplit& m = setup.memory;
+  m.ram_bytes = m.least_bytes = need.needed();
+  m.trunk_bytes = need.plan.trunk;
+  m.kv_bytes = need.plan.kv;
+  m.state_bytes = need.plan.recurrent;
+  m.activation_bytes = need.plan.activations + need.plan.logits + need.plan.scratch;
+  m.other_bytes = kDeviceMargin;
+  m.expert_bytes = need.plan.experts;
+  for (const store::ExpertLayer& l : binding.experts.layers) m.n_experts += static_cast<std::uint64_t>(l.n_experts);
+  m.n_slots = m.n_experts;
+  m.ctx_size = need.ctx;
+  m.chunk_size = need.chunk;
+  m.all_in_memory = true;
+  setup.store = std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress);
+  setup.description = fmt::format("all {} experts in device memory", m.n_experts);
+  return setup;
 }
 
 }  // namespace moeflux::engine

@@ -22,10 +22,10 @@ struct BackendSetup {
 };
 
 // Auto takes a device when the whole model fits into its memory. Cuda throws where it cannot: Unsupported without a device
-// or driver, OutOfMemory naming what is needed and what there is.
-BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding);
+// or driver, OutOfMemory naming what is needed and what there is. A CPU backend uses `host_memory`, which outlives it.
+BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory);
 
-// All experts in the device's memory. OutOfMemory as above: what is free is asked again, the trunk is there by now.
+// All experts in the device's memory, and how that is divided.
 ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
                                 const format::ModelFolder& folder, backend::Backend& backend);
 

@@ -6,6 +6,7 @@
 #include "core/json.h"
 #include "engine/backend_setup.h"
 #include "engine/engine_impl.h"
+#include "engine/budget.h"
 #include "engine/expert_setup.h"
 #include "engine/inspect.h"
 #include "format/model_config.h"
@@ -92,7 +93,7 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
   impl->stop_tokens = collect_stops(folder, impl->tokenizer ? &impl->tokenizer->impl_->text : nullptr, parsed.spec.vocab_size);
   impl->sampling = read_sampling(folder);
 
-  engine::BackendSetup chosen = engine::make_backend(options, parsed.spec, binding);
+  engine::BackendSetup chosen = engine::make_backend(options, parsed.spec, binding, impl->host_memory);
   if (!chosen.note.empty()) impl->log(LogLevel::Info, chosen.note);
   impl->backend = std::move(chosen.backend);
   impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
@@ -100,21 +101,31 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
                                                  : engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
   impl->experts = std::move(experts.store);
   impl->experts_description = std::move(experts.description);
+  impl->memory = experts.memory;
+  impl->log(LogLevel::Info, "memory " + engine::describe(impl->memory));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
 const ModelInfo& Engine::info() const noexcept { return impl_->info; }
 std::string Engine::backend_name() const { return impl_->backend->name(); }
 const std::string& Engine::experts_description() const noexcept { return impl_->experts_description; }
+const MemorySplit& Engine::memory() const noexcept { return impl_->memory; }
 Precision Engine::precision() const noexcept { return impl_->options.precision; }
 const Tokenizer* Engine::tokenizer() const noexcept { return impl_->tokenizer ? &*impl_->tokenizer : nullptr; }
 const std::vector<TokenId>& Engine::stop_tokens() const noexcept { return impl_->stop_tokens; }
 const SamplingParams& Engine::default_sampling() const noexcept { return impl_->sampling; }
 
 std::unique_ptr<Session> Engine::create_session(const SessionOptions& options) {
-  const session::Parts parts{*impl_->model, *impl_->experts, *impl_->backend, impl_->options.precision};
+  session::Parts parts{*impl_->model, *impl_->experts, *impl_->backend, impl_->options.precision};
+  // Routers foretell what they would choose themselves, not what a replayed trace does.
+  parts.prefetch = options.replay.empty() ? impl_->options.prefetch : Prefetch::Off;
+  parts.default_chunk = impl_->memory.chunk_size;
+  std::unique_ptr<engine::RoutingFiles> routing;
+  if (!options.trace.empty() || !options.replay.empty())
+    routing = std::make_unique<engine::RoutingFiles>(options.trace, options.replay, impl_->info.path.filename().string(), impl_->model->spec());
+  parts.routing = routing.get();
   const text::Tokenizer* text = impl_->tokenizer ? &impl_->tokenizer->impl_->text : nullptr;
-  return std::unique_ptr<Session>(new Session(std::make_unique<Session::Impl>(parts, options, this, text, &impl_->allowed)));
+  return std::unique_ptr<Session>(new Session(std::make_unique<Session::Impl>(std::move(routing), parts, options, this, text, &impl_->allowed)));
 }
 
 const char* version() noexcept { return MOEFLUX_VERSION; }

@@ -8,10 +8,13 @@
 #include <vector>
 
 #include <moeflux/engine.h>
+#include <moeflux/plan.h>
 
 #include "backend/backend.h"
+#include "engine/routing_files.h"
 #include "engine/tokenizer.h"
 #include "format/model_folder.h"
+#include "io/region_allocator.h"
 #include "model/model.h"
 #include "session/session.h"
 #include "store/expert_store.h"
@@ -21,10 +24,12 @@ namespace moeflux {
 struct Engine::Impl {
   EngineOptions options;
   ModelInfo info;
+  io::RegionAllocator host_memory;  // of the CPU backend
   std::unique_ptr<backend::Backend> backend;
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;
   std::string experts_description;
+  MemorySplit memory;
   std::optional<Tokenizer> tokenizer;
   std::vector<TokenId> stop_tokens;
   SamplingParams sampling;
@@ -35,13 +40,16 @@ struct Engine::Impl {
 };
 
 struct Session::Impl {
+  std::unique_ptr<engine::RoutingFiles> routing;  // may be null
   session::Session timeline;
   const Engine* engine;
   const text::Tokenizer* text;  // may be null
   const std::vector<bool>* allowed;
 
-  Impl(const session::Parts& parts, const SessionOptions& options, const Engine* owner, const text::Tokenizer* tokenizer, const std::vector<bool>* tokens)
-      : timeline(parts, options), engine(owner), text(tokenizer), allowed(tokens) {}
+  // parts.routing is `files`.
+  Impl(std::unique_ptr<engine::RoutingFiles> files, const session::Parts& parts, const SessionOptions& options, const Engine* owner,
+       const text::Tokenizer* tokenizer, const std::vector<bool>* tokens)
+      : routing(std::move(files)), timeline(parts, options), engine(owner), text(tokenizer), allowed(tokens) {}
 };
 
 }  // namespace moeflux

@@ -34,11 +34,35 @@ void describe_layer(const model::LayerSpec& layer, ModelInfo& info) {
   }
 }
 
-// Stored bytes of one expert, without the padding of its record.
-std::uint64_t stored_bytes(const store::RecordLayout& l) {
-  std::uint64_t total = 0;
-  for (const store::RecordMatrix* m : {&l.gate, &l.up, &l.down}) total += m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1);
-  return total;
+struct ExpertSize {
+  std::uint64_t bytes = 0;  // without the padding of its record
+  std::uint64_t n_params = 0;
+};
+
+ExpertSize size_of_expert(const store::RecordLayout& l) {
+  ExpertSize size;
+  for (const store::RecordMatrix* m : {&l.gate, &l.up, &l.down}) {
+    size.bytes += m->bytes();
+    size.n_params += m->n_params();
+  }
+  for (const store::RecordVector* v : {&l.gate_bias, &l.up_bias, &l.down_bias}) {
+    size.bytes += v->bytes();
+    size.n_params += static_cast<std::uint64_t>(v->count);
+  }
+  return size;
+}
+
+void count_experts(const model::ModelSpec& spec, const model::Binding& binding, ModelInfo& info) {
+  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
+    const store::ExpertLayer& experts = binding.experts.layers[l];
+    if (experts.n_experts == 0) continue;
+    const ExpertSize one = size_of_expert(experts.layout);
+    const auto used = static_cast<std::uint64_t>(std::get<model::MoeSpec>(spec.layers[l].ffn).top_k);
+    info.bytes_per_expert = std::max(info.bytes_per_expert, one.bytes);
+    info.active_expert_bytes_per_token += one.bytes * used;
+    info.n_params += one.n_params * static_cast<std::uint64_t>(experts.n_experts);
+    info.n_active_params += one.n_params * used;
+  }
 }
 
 }  // namespace
@@ -55,20 +79,17 @@ ModelInfo describe(const format::ModelFolder& folder, const model::ParsedModel& 
   info.max_context = spec.max_context;
   for (const model::LayerSpec& layer : spec.layers) describe_layer(layer, info);
   info.trunk_bytes = binding.trunk_bytes();
-  const std::uint64_t embedding = binding.sources.embed.bytes();
   info.trunk_bytes_per_token = info.trunk_bytes;
-  if (!spec.tied_head && spec.vocab_size > 0)
-    info.trunk_bytes_per_token -= embedding - embedding / static_cast<std::uint64_t>(spec.vocab_size);
+  info.n_trunk_params = info.n_params = info.n_active_params = binding.trunk_params;
+  if (const store::MatrixSource& embedding = binding.sources.embed; !spec.tied_head && embedding.rows > 0) {
+    const auto rows = static_cast<std::uint64_t>(embedding.rows);
+    info.trunk_bytes_per_token -= embedding.bytes() - embedding.bytes() / rows;
+    info.n_active_params -= rows * static_cast<std::uint64_t>(embedding.cols);
+  }
   info.expert_bytes = binding.expert_bytes();
   info.trunk_formats = binding.trunk_formats;
   info.expert_formats = binding.expert_formats;
-  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
-    const store::ExpertLayer& experts = binding.experts.layers[l];
-    if (experts.n_experts == 0) continue;
-    const std::uint64_t bytes = stored_bytes(experts.layout);
-    info.bytes_per_expert = std::max(info.bytes_per_expert, bytes);
-    info.active_expert_bytes_per_token += bytes * static_cast<std::uint64_t>(std::get<model::MoeSpec>(spec.layers[l].ffn).top_k);
-  }
+  count_experts(spec, binding, info);
   info.missing = binding.missing;
   for (const auto* list : {&folder.warnings(), &parsed.warnings, &binding.warnings}) info.warnings.insert(info.warnings.end(), list->begin(), list->end());
   return info;

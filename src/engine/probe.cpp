@@ -1,16 +1,17 @@
 #include <moeflux/probe.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
+#include "engine/expert_setup.h"
+#include "engine/read_memory.h"
+#include "format/model_folder.h"
 #include "io/machine.h"
+#include "io/region_allocator.h"
 
 namespace moeflux {
 namespace {
@@ -22,17 +23,11 @@ constexpr std::size_t kTaskBytes = std::size_t{4} << 20;
 constexpr int kPasses = 16;
 
 constexpr std::size_t kTaskWords = kTaskBytes / sizeof(std::uint64_t);
-constexpr std::size_t kTasks = kBufferBytes / kTaskBytes;
 
-// Several independent sums, so that loads and not one chain of additions are the limit.
-std::uint64_t sum_words(const std::uint64_t* words) noexcept {
-  constexpr std::size_t kLanes = 16;
-  std::array<std::uint64_t, kLanes> lanes{};
-  for (std::size_t i = 0; i < kTaskWords; i += kLanes)
-    for (std::size_t j = 0; j < kLanes; ++j) lanes[j] += words[i + j];
-  std::uint64_t sum = 0;
-  for (const std::uint64_t lane : lanes) sum += lane;
-  return sum;
+// Under a tight limit the probe takes a quarter of what is left, and may then measure a cache.
+std::size_t n_tasks() {
+  const std::uint64_t quarter = io::probe_machine().usable_memory() / 4;
+  return std::clamp<std::size_t>(static_cast<std::size_t>(std::min<std::uint64_t>(kBufferBytes, quarter)) / kTaskBytes, 2, kBufferBytes / kTaskBytes);
 }
 
 }  // namespace
@@ -42,25 +37,39 @@ ProcessMemory process_memory() {
   return {memory.resident, memory.peak_resident};
 }
 
+void drop_model_from_page_cache(const std::filesystem::path& model) {
+  for (const std::filesystem::path& file : engine::weight_files(format::ModelFolder::open(model))) io::drop_from_page_cache(file);
+}
+
+std::uint64_t default_ram_bytes() {
+  constexpr std::uint64_t kOthers = std::uint64_t{256} << 20;
+  const std::uint64_t resident = io::process_memory().resident;
+  const std::uint64_t usable = io::probe_machine().usable_memory();
+  const std::uint64_t share = usable / 10 * 9;
+  return resident + (share > 2 * kOthers ? share - kOthers : share);
+}
+
 MemoryBandwidth probe_memory_bandwidth(int n_threads) {
   ThreadPool pool(n_threads);
-  const std::unique_ptr<std::uint64_t[]> words(new (std::nothrow) std::uint64_t[kTasks * kTaskWords]);
-  if (words == nullptr) fail(ErrorCode::OutOfMemory, "the memory probe needs {} bytes", kBufferBytes);
+  const std::size_t tasks = n_tasks();
+  io::RegionAllocator memory;  // where weights lie
+  const Buffer buffer = memory.allocate(tasks * kTaskBytes, 64);
+  auto* const words = buffer.as<std::uint64_t>();
   // Every page gets memory of its own before it is timed.
-  pool.run(kTasks, [&](std::int64_t task, int) noexcept {
-    std::uint64_t* begin = words.get() + static_cast<std::size_t>(task) * kTaskWords;
+  pool.run(static_cast<std::int64_t>(tasks), [&](std::int64_t task, int) noexcept {
+    std::uint64_t* begin = words + static_cast<std::size_t>(task) * kTaskWords;
     std::fill(begin, begin + kTaskWords, static_cast<std::uint64_t>(task) + 1);
   });
   std::uint64_t expected = 0;
-  for (std::size_t task = 0; task < kTasks; ++task) expected += kTaskWords * (task + 1);
+  for (std::size_t task = 0; task < tasks; ++task) expected += kTaskWords * (task + 1);
 
   std::uint64_t best_ns = ~std::uint64_t{0};
-  std::vector<std::uint64_t> sums(kTasks);
+  std::vector<std::uint64_t> sums(tasks);
   for (int pass = 0; pass < kPasses; ++pass) {
     const std::uint64_t start = now_ns();
-    pool.run(kTasks, [&](std::int64_t task, int) noexcept {
+    pool.run(static_cast<std::int64_t>(tasks), [&](std::int64_t task, int) noexcept {
       const auto i = static_cast<std::size_t>(task);
-      sums[i] = sum_words(words.get() + i * kTaskWords);
+      sums[i] = engine::sum_words(words + i * kTaskWords, kTaskWords);
     });
     best_ns = std::min(best_ns, now_ns() - start);
     std::uint64_t total = 0;
@@ -69,8 +78,8 @@ MemoryBandwidth probe_memory_bandwidth(int n_threads) {
     if (total != expected)
       fail(ErrorCode::Internal, "the memory probe read {} instead of {}", total, expected);
   }
-  return {static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(std::max<std::uint64_t>(best_ns, 1)),
-          kBufferBytes, pool.size()};
+  return {static_cast<double>(tasks * kTaskBytes) * 1e9 / static_cast<double>(std::max<std::uint64_t>(best_ns, 1)),
+          tasks * kTaskBytes, pool.size()};
 }
 
 }  // namespace moeflux

@@ -25,6 +25,11 @@ void Session::cancel() noexcept { impl_->timeline.cancel(); }
 void Session::reset_cancel() noexcept { impl_->timeline.reset_cancel(); }
 const SessionStats& Session::stats() const noexcept { return impl_->timeline.stats(); }
 
+std::span<const LayerReads> Session::reads() const noexcept { return impl_->timeline.reads(); }
+void Session::finish_trace() {
+  if (impl_->routing) impl_->routing->finish();
+}
+
 GenerateResult Session::generate(std::span<const TokenId> prompt, const GenerateOptions& options) {
   session::Session& timeline = impl_->timeline;
   session::Sampler sampler(options.sampling, *impl_->allowed);

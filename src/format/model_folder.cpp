@@ -65,8 +65,14 @@ ModelFolder ModelFolder::open(const std::filesystem::path& path) {
   check_folder(path);
   ModelFolder folder;
   folder.path_ = path;
+  if (io::path_kind(path / kPackUnfinishedName) != io::PathKind::Missing)
+    fail(ErrorCode::InvalidModel, "{}: an unfinished pack: whoever wrote it was stopped; remove it and pack again", path.string());
   folder.load_configs();
-  folder.load_weights();
+  if (io::path_kind(path / kPackIndexName) != io::PathKind::Missing) {
+    folder.load_pack();
+  } else {
+    folder.load_weights();
+  }
   return folder;
 }
 

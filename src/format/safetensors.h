@@ -43,6 +43,10 @@ struct SafetensorsHeader {
 // overlap. Any violation is InvalidModel naming the file, the tensor and the rule.
 SafetensorsHeader read_safetensors_header(const io::File& file);
 
+// The start of a file with these tensors in this order: the length and the header, padded to 8 bytes. Offsets and sizes of the
+// infos are not looked at. InvalidArgument for what read_safetensors_header would refuse.
+std::string safetensors_header(std::span<const TensorInfo> tensors, const std::map<std::string, std::string>& metadata, const std::string& origin);
+
 // One tensor to be written by write_safetensors.
 struct TensorData {
   std::string name;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "format/file_name.h"
 #include "format/large_json.h"
 #include "format/printable.h"
 
@@ -16,16 +17,6 @@ using simdjson::dom::object;
 
 constexpr std::uint64_t kMaxIndexBytes = 256ull << 20;  // a million tensors take about 100 MiB
 constexpr std::size_t kMaxDepth = 64;                   // metadata is free-form
-constexpr std::size_t kMaxFileName = 255;
-
-bool plain_file_name(std::string_view name) {
-  if (name.empty() || name == "." || name.size() > kMaxFileName) return false;
-  if (name.find("..") != std::string_view::npos) return false;
-  return std::none_of(name.begin(), name.end(), [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return c == '/' || c == '\\' || byte < 0x20 || byte == 0x7F;
-  });
-}
 
 // A member of the root; a key that stands there twice is refused.
 std::optional<element> find_once(const object& root, std::string_view key, const std::string& path) {

@@ -42,8 +42,8 @@ constexpr AlignedWindow aligned_window(std::uint64_t offset, std::uint64_t bytes
   return {offset - skew, (skew + bytes + kDirectAlign - 1) / kDirectAlign * kDirectAlign, skew};
 }
 
-// Demand: somebody waits. Hint: issued only while no demand request is queued, a few at a time, and can be
-// cancelled.
+// Demand: somebody waits. Hint: issued only while no demand request is queued and hardly any is in flight, a few
+// at a time, and can be cancelled.
 enum class ReadPriority : std::uint8_t { Demand, Hint };
 
 struct ReadRequest {
@@ -83,8 +83,10 @@ struct ReaderOptions {
   ReaderKind kind = ReaderKind::Auto;
   // Reads in flight at once. A disk is busy at a depth of 2 to 4 large reads; the rest is room for a whole
   // layer's misses to be in the kernel's hands, where they proceed while nobody polls.
-  std::uint32_t depth = 64;
-  std::uint32_t hint_depth = 4;  // of them hints: what a demand read may have to queue behind
+  std::uint32_t depth = 128;
+  // Of them hints: what a demand read may have to queue behind. A layer's worth: nobody polls while the next mixer runs, so
+  // what is to be read meanwhile must be in the kernel's hands before.
+  std::uint32_t hint_depth = 96;
   std::uint32_t n_threads = 8;   // of the pread pool, which is its depth
   // Larger requests are split. A multiple of kDirectAlign. The kernel splits further for the device; smaller
   // pieces only cost more calls (measured: 0.5 MiB 7.8, 1 MiB 8.5 to 8.9, whole records of 1.7 MB 8.6 to 9.1

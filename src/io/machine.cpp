@@ -63,6 +63,15 @@ std::optional<std::uint64_t> field(std::string_view text, std::string_view key) 
   return std::nullopt;
 }
 
+// What stands behind "key : " in the first line that has it.
+std::string text_field(std::string_view text, std::string_view key) {
+  for (const std::string_view line : split(text, '\n')) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with(key) && colon != line.npos) return std::string(line.substr(colon + 2));
+  }
+  return {};
+}
+
 std::uint64_t kilobytes(std::string_view text, std::string_view key) {
   const std::uint64_t n = field(text, key).value_or(0);
   return n > std::numeric_limits<std::uint64_t>::max() / 1024 ? 0 : n * 1024;
@@ -218,6 +227,9 @@ std::uint64_t MachineInfo::memory_limit() const noexcept {
 
 MachineInfo probe_machine(const fs::path& root) {
   MachineInfo info;
+  info.cpu_name = text_field(read_system_file(root / "proc/cpuinfo"), "model name");
+  const std::string release = read_system_file(root / "proc/sys/kernel/osrelease");
+  info.kernel = release.substr(0, release.find('\n'));
   const std::string meminfo = read_system_file(root / "proc/meminfo");
   info.ram_total = kilobytes(meminfo, "MemTotal:");
   info.ram_available = kilobytes(meminfo, "MemAvailable:");

@@ -22,6 +22,8 @@ struct CgroupInfo {
 };
 
 struct MachineInfo {
+  std::string cpu_name;  // as the system has it; empty: unknown
+  std::string kernel;    // its release; empty: unknown
   std::uint64_t ram_total = 0, ram_available = 0;
   CgroupInfo cgroup;
   std::uint32_t n_allowed_cpus = 1;  // by affinity

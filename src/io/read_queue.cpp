@@ -14,6 +14,8 @@ constexpr std::uint64_t kMaxOffset = static_cast<std::uint64_t>(std::numeric_lim
 constexpr std::uint64_t kNotReached = std::numeric_limits<std::uint64_t>::max();
 // A signal or a busy kernel passes. What lasts longer is an error like any other.
 constexpr std::uint32_t kMaxRetries = 10000;
+// Demand reads in flight beside which hints may go out: the last ones leave a disk partly idle.
+constexpr std::uint32_t kLastDemand = 2;
 
 bool is_passing(std::int64_t result) noexcept {
   // ECANCELED: the thread that submitted the read has ended; the read itself is as wanted as before.
@@ -83,7 +85,8 @@ int ReadQueue::submit(std::span<const ReadRequest> requests) noexcept {
 
 ReadPiece* ReadQueue::next() noexcept {
   std::uint32_t index = demand_.first;
-  if (index == kNone && n_hints_in_flight_ < hint_depth_) index = hint_.first;
+  const bool idle = n_in_flight_ - n_hints_in_flight_ <= kLastDemand;
+  if (index == kNone && idle && n_hints_in_flight_ < hint_depth_) index = hint_.first;
   if (index == kNone || free_pieces_.empty()) return nullptr;
 
   ReadPiece* const piece = free_pieces_.back();

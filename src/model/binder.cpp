@@ -188,33 +188,24 @@ class Binder {
   }
 
   static void count_formats(Binding& out) {
-    const auto matrix = [&](const MatrixSource& m) {
-      if (m.rows > 0) out.trunk_formats[m.format.name()] += m.bytes();
-      return 0;
-    };
-    const auto vector = [&](const VectorSource& v) {
-      if (v.count > 0) out.trunk_formats["f32"] += v.bytes();
-      return 0;
-    };
     struct Visitor {
-      decltype(matrix)& m;
-      decltype(vector)& v;
-      int operator()(const MatrixSource& s) const { return m(s); }
-      int operator()(const VectorSource& s) const { return v(s); }
-    } visit{matrix, vector};
-    visit(out.sources.embed), visit(out.sources.head), visit(out.sources.final_norm);
-    for (const auto& l : out.sources.layers) {
-      visit(l.input_norm), visit(l.post_norm);
-      std::visit([&](const auto& t) { t.map(visit); }, l.mixer);
-      std::visit([&](const auto& t) { t.map(visit); }, l.ffn);
-    }
+      Binding& out;
+      void operator()(const MatrixSource& m) const {
+        if (m.rows > 0) out.trunk_formats[m.format.name()] += m.bytes();
+        out.trunk_params += static_cast<std::uint64_t>(m.rows) * static_cast<std::uint64_t>(m.cols);
+      }
+      void operator()(const VectorSource& v) const {
+        if (v.count > 0) out.trunk_formats["f32"] += v.bytes();
+        out.trunk_params += static_cast<std::uint64_t>(v.count);
+      }
+    };
+    for_each_tensor(out.sources, Visitor{out});
     for (const store::ExpertLayer& l : out.experts.layers) {
       const auto n = static_cast<std::uint64_t>(l.n_experts);
       if (n == 0) continue;
-      for (const store::RecordMatrix* m : {&l.layout.gate, &l.layout.up, &l.layout.down})
-        out.expert_formats[m->format.name()] += n * (m->data_bytes() + m->scale_bytes() * (m->format.has_biases() ? 2 : 1));
+      for (const store::RecordMatrix* m : {&l.layout.gate, &l.layout.up, &l.layout.down}) out.expert_formats[m->format.name()] += n * m->bytes();
       for (const store::RecordVector* v : {&l.layout.gate_bias, &l.layout.up_bias, &l.layout.down_bias})
-        if (v->count > 0) out.expert_formats["f32"] += n * static_cast<std::uint64_t>(v->count) * 4;
+        if (v->count > 0) out.expert_formats["f32"] += n * v->bytes();
     }
   }
 

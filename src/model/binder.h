@@ -23,9 +23,10 @@ struct Binding {
   std::vector<std::string> warnings;  // tensors nobody reads
   std::map<std::string, std::uint64_t> trunk_formats;   // format name -> bytes
   std::map<std::string, std::uint64_t> expert_formats;
+  std::uint64_t trunk_params = 0;  // weights of matrices and vectors
 
   std::uint64_t trunk_bytes() const noexcept;
-  std::uint64_t expert_bytes() const noexcept;      // as stored, without record padding
+  std::uint64_t expert_bytes() const noexcept;      // as loaded, without record padding
   std::uint64_t largest_record() const noexcept;
   // Throws InvalidModel with the first few names and the count when something is missing.
   void require_complete(const format::ModelFolder& folder) const;

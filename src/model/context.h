@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include <moeflux/session.h>
 #include <moeflux/types.h>
 
 #include "backend/backend.h"
 #include "model/arena.h"
+#include "model/routing_hook.h"
 #include "store/expert_store.h"
 
 namespace moeflux::model {
@@ -17,6 +19,15 @@ struct ExpertCounters {
   std::uint64_t requests = 0;
   std::uint64_t hits = 0;  // in memory when they were asked for
   std::uint64_t stall_ns = 0;
+  std::uint64_t predicted = 0, predicted_right = 0;  // experts foretold for the next layer, and chosen there
+};
+
+// What the layer before foretold of a layer's choice, and how often it has been right.
+struct Prediction {
+  LayerIdx layer{-1};
+  std::vector<std::int32_t> ids;  // empty: nothing was foretold, or it has been judged
+  std::vector<ExpertIdx> experts;
+  double recall = 0.5;            // running mean; the start is a guess between nothing and all
 };
 
 // Host memory of the MoE block, kept between calls so that a step allocates nothing.
@@ -30,6 +41,7 @@ struct MoeScratch {
   std::vector<backend::ExpertWork> works;
   std::vector<std::size_t> pending;
   std::vector<std::int32_t> all;      // 0, 1, 2, ..
+  Prediction prediction;
 };
 
 // One forward pass of one session. Blocks run ops through it.
@@ -41,10 +53,14 @@ struct Context {
   MoeScratch& moe;
   ExpertCounters& counters;
   Precision precision = Precision::Exact;
+  bool prefetch = false;           // foretell the next layer's experts
+  RoutingHook* routing = nullptr;  // may be null
+  std::vector<LayerReads>* reads = nullptr;  // of single tokens; may be null
 
   template <class Op>
   void run(const Op& op) {
     backend.run(stream, op);
+    if (prefetch) experts.poll();
   }
   // y = W x for one matrix.
   void matmul(const TensorView& x, const quant::MatrixView& w, const TensorView& y, Precision p) {

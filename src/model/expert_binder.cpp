@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "model/pack_binder.h"
 
 namespace moeflux::model {
 namespace {
@@ -189,6 +190,7 @@ ExpertLayer bind_single(TensorFinder& finder, const TensorNames& names, const st
 }  // namespace
 
 ExpertLayer bind_experts(TensorFinder& finder, const TensorNames& names, std::int64_t layer, const MoeSpec& moe, std::int64_t d) {
+  if (finder.folder().pack() != nullptr) return bind_packed_experts(finder.folder(), layer, moe, d);
   const std::string stacked = names.layer(layer, names.experts_stacked);
   const std::string fused = names.layer(layer, names.experts_fused);
   const std::string single = names.layer(layer, names.experts_single);

@@ -11,7 +11,7 @@
 namespace moeflux::model {
 
 // Stacked ("switch_mlp.gate_proj" [E, ..], quantized or not), fused ("experts.gate_up_proj", halves or in turn) or one tensor per
-// expert; the names present decide. Absent tensors are noted in the finder and give a layer without experts.
+// expert; the names present decide. In a pack: records. Absent tensors are noted in the finder and give a layer without experts.
 store::ExpertLayer bind_experts(TensorFinder& finder, const TensorNames& names, std::int64_t layer, const MoeSpec& moe, std::int64_t hidden_dim);
 
 }  // namespace moeflux::model

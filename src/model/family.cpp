@@ -12,9 +12,12 @@ std::string known_types() {
   return text;
 }
 
-std::string reason(std::string_view type) {
-  const std::string_view missing = missing_feature(type);
-  return missing.empty() ? "" : fmt::format(" ({} is missing)", missing);
+// What would have to be there to run it.
+std::string_view missing_for(std::string_view type, format::ModelConfig& config) {
+  if (const std::string_view known = missing_feature(type); !known.empty()) return known;
+  for (const std::string_view key : {"num_experts", "num_local_experts", "n_routed_experts"})
+    if (config.find(key) != nullptr) return "a description of this family";
+  return "a mixture of experts: config.json names no experts";
 }
 
 }  // namespace
@@ -34,7 +37,8 @@ ParsedModel parse_model(const format::ModelFolder& folder) {
   ParsedModel out;
   out.family = find_family(type);
   if (out.family == nullptr)
-    fail(ErrorCode::Unsupported, "{}: model_type \"{}\" is not supported{}; supported are: {}", config.origin(), type, reason(type), known_types());
+    fail(ErrorCode::Unsupported, "{}: model_type \"{}\" is not supported ({} is missing); supported are: {}", config.origin(), type,
+         missing_for(type, config), known_types());
   out.spec = out.family->parse(config);
   out.spec.family = out.family->name;
   out.spec.model_type = type;

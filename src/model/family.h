@@ -75,8 +75,8 @@ const Family* find_family(std::string_view model_type);
 // What a known model_type needs that is not here; empty for types nobody knows.
 std::string_view missing_feature(std::string_view model_type);
 
-// The config of a folder as a spec. Unsupported names an unknown model_type and lists what is known; warnings get the
-// keys nobody knows.
+// The config of a folder as a spec. Unsupported names an unknown model_type, what is missing for it and the types that are
+// known; warnings get the keys nobody knows.
 struct ParsedModel {
   const Family* family = nullptr;
   ModelSpec spec;

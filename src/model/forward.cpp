@@ -43,9 +43,18 @@ TensorView Model::mix(Context& c, std::size_t l, const TensorView& x, const Laye
 void Model::feed_forward(Context& c, std::size_t l, const TensorView& x, const TensorView& h) const {
   const auto& ffn = weights_.layers[l].ffn;
   if (const auto* moe = std::get_if<MoeSpec>(&spec_.layers[l].ffn))
-    moe_ffn(c, LayerIdx(static_cast<std::int32_t>(l)), *moe, std::get<MoeWeights>(ffn), x, h);
+    moe_ffn(c, LayerIdx(static_cast<std::int32_t>(l)), *moe, std::get<MoeWeights>(ffn), x, h, next_router(l));
   else
     dense_ffn(c, std::get<FfnWeights>(ffn), x, h);
+}
+
+NextRouter Model::next_router(std::size_t l) const {
+  const std::size_t next = l + 1;
+  if (next >= spec_.layers.size()) return {};
+  const auto* moe = std::get_if<MoeSpec>(&spec_.layers[next].ffn);
+  if (moe == nullptr) return {};
+  const LayerWeights& w = weights_.layers[next];
+  return {LayerIdx(static_cast<std::int32_t>(next)), moe, &std::get<MoeWeights>(w.ffn), w.post_norm, spec_.norm_eps};
 }
 
 void Model::logits(Context& c, const TensorView& hidden, const TensorView& out) const {

@@ -5,22 +5,10 @@
 namespace moeflux::model {
 namespace {
 
-// Loads sources one by one and reports how far it is.
-class Loader {
- public:
-  Loader(store::TrunkStore& trunk, std::uint64_t total, const ProgressSink& progress) : trunk_(trunk), total_(total), progress_(progress) {}
-  quant::MatrixView operator()(const store::MatrixSource& s) const { return report(trunk_.load(s)); }
-  TensorView operator()(const store::VectorSource& s) const { return report(trunk_.load(s)); }
-
- private:
-  template <class T>
-  T report(T view) const {
-    if (progress_) progress_("trunk", trunk_.bytes(), total_);
-    return view;
-  }
-  store::TrunkStore& trunk_;
-  std::uint64_t total_;
-  const ProgressSink& progress_;
+struct Loader {
+  store::TrunkStore& trunk;
+  quant::MatrixView operator()(const store::MatrixSource& s) const { return trunk.load(s); }
+  TensorView operator()(const store::VectorSource& s) const { return trunk.load(s); }
 };
 
 const RopeSpec* rope_of(const LayerSpec& layer) {
@@ -34,7 +22,7 @@ const RopeSpec* rope_of(const LayerSpec& layer) {
 Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress)
     : spec_(std::move(spec)), trunk_(folder, backend.allocator(), backend.copier()) {
   binding.require_complete(folder);
-  const Loader load(trunk_, binding.trunk_bytes(), progress);
+  const Loader load{trunk_};
   const ModelSources& from = binding.sources;
   weights_.embed = load(from.embed);
   weights_.head = load(from.head);
@@ -49,6 +37,10 @@ Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& 
     RopeWeights& rope = ropes_.emplace_back();
     if (const RopeSpec* r = rope_of(spec_.layers[l])) rope = {trunk_.load(std::span<const float>(r->inv_freq)), r->style, r->magnitude};
   }
+  const std::uint64_t total = trunk_.bytes();
+  trunk_.finish([&](std::uint64_t done) {
+    if (progress) progress("trunk", done, total);
+  });
 }
 
 std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
@@ -56,7 +48,8 @@ std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
   counter.f32({n, spec.hidden_dim});
   counter.f32({n, spec.hidden_dim});
   const std::size_t mark = counter.mark();
-  for (const LayerSpec& layer : spec.layers) {
+  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
+    const LayerSpec& layer = spec.layers[l];
     if (const auto* gqa = std::get_if<GqaSpec>(&layer.mixer))
       GqaScratch(counter, *gqa, n, spec.hidden_dim);
     else if (const auto* mla = std::get_if<MlaSpec>(&layer.mixer))
@@ -68,6 +61,8 @@ std::size_t activation_bytes(const ModelSpec& spec, std::int64_t n) {
       MoeTensorScratch(counter, *moe, n, spec.hidden_dim);
     else
       DenseScratch(counter, n, spec.hidden_dim);
+    if (l + 1 < spec.layers.size())
+      if (const auto* next = std::get_if<MoeSpec>(&spec.layers[l + 1].ffn)) PredictScratch(counter, *next, spec.hidden_dim);
     counter.release(mark);
   }
   return counter.peak();

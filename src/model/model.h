@@ -44,6 +44,7 @@ class Model {
  private:
   TensorView mix(Context& c, std::size_t layer, const TensorView& x, const LayerState& state, std::int64_t pos0) const;
   void feed_forward(Context& c, std::size_t layer, const TensorView& x, const TensorView& h) const;
+  NextRouter next_router(std::size_t layer) const;
 
   ModelSpec spec_;
   store::TrunkStore trunk_;

@@ -82,19 +82,20 @@ RopeConfig read_rope(format::ModelConfig& config, double default_theta) {
   const Json* fresh = config.find("rope_parameters");
   const Json* old = config.find("rope_scaling");
   const Json* p = fresh != nullptr ? fresh : old;
-  if (p != nullptr && !p->is_object()) fail(ErrorCode::InvalidModel, "{}: \"rope_parameters\" must be an object", origin);
+  const std::string_view holder = fresh != nullptr ? "rope_parameters" : "rope_scaling";
+  if (p != nullptr && !p->is_object()) fail(ErrorCode::InvalidModel, "{}: \"{}\" must be an object", origin, holder);
   RopeConfig out;
   out.theta = config.find_number({"rope_theta"}).value_or(default_theta);
   out.partial_factor = config.find_number({"partial_rotary_factor"});
   if (p != nullptr) {
     out.theta = number_or(*p, "rope_theta", out.theta, origin);
     if (const auto f = json_number(*p, "partial_rotary_factor", origin)) out.partial_factor = f;
-    std::string type = json_string(*p, "rope_type", origin).value_or("");
-    if (type.empty()) type = json_string(*p, "type", origin).value_or("default");
+    const std::string_view key = json_find(*p, "rope_type") != nullptr ? "rope_type" : "type";
+    const std::string type = json_string(*p, key, origin).value_or("default");
     if (type == "yarn" || type.ends_with("_yarn"))  // vendors prefix their name
       out.yarn = read_yarn(*p, config);
     else if (type != "default" && type != "mrope")
-      fail(ErrorCode::Unsupported, "{}: rope type \"{}\" is not supported", origin, type);
+      fail(ErrorCode::Unsupported, "{}: \"{}\" in \"{}\" is \"{}\"; supported are: default, mrope, yarn", origin, key, holder, type);
   }
   if (!(out.theta > 1.0) || !std::isfinite(out.theta)) fail(ErrorCode::InvalidModel, "{}: \"rope_theta\" must be over 1", origin);
   if (out.partial_factor && !(*out.partial_factor > 0.0 && *out.partial_factor <= 1.0))

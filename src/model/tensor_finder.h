@@ -29,6 +29,7 @@ class TensorFinder {
  public:
   TensorFinder(const format::ModelFolder& folder, const format::QuantConfig& quant) : folder_(folder), quant_(quant) {}
 
+  const format::ModelFolder& folder() const noexcept { return folder_; }
   bool exists(const std::string& name) const { return folder_.find(name) != nullptr; }
 
   // A trunk matrix "<name>.weight" of [rows, cols], or of [leading.., rows, cols] taken as one matrix.

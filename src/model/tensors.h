@@ -95,6 +95,21 @@ struct ModelTensors {
   std::vector<LayerTensors<M, V>> layers;
 };
 
+// f(matrix) and f(vector) for every tensor of the model, also those that are not there.
+template <class M, class V, class F>
+void for_each_tensor(const ModelTensors<M, V>& model, F&& f) {
+  const auto visit = [&](const auto& tensor) {
+    f(tensor);
+    return 0;
+  };
+  visit(model.embed), visit(model.head), visit(model.final_norm);
+  for (const auto& layer : model.layers) {
+    visit(layer.input_norm), visit(layer.post_norm);
+    std::visit([&](const auto& t) { t.map(visit); }, layer.mixer);
+    std::visit([&](const auto& t) { t.map(visit); }, layer.ffn);
+  }
+}
+
 using ModelSources = ModelTensors<store::MatrixSource, store::VectorSource>;
 using ModelWeights = ModelTensors<quant::MatrixView, TensorView>;
 using GqaWeights = GqaTensors<quant::MatrixView, TensorView>;

@@ -11,6 +11,7 @@ namespace moeflux::session {
 namespace {
 
 constexpr std::int64_t kDefaultContext = 4096;
+constexpr std::int64_t kDefaultChunk = 512;
 
 std::int64_t choose_context(std::int64_t wanted, std::int64_t limit) {
   if (wanted < 0) fail(ErrorCode::InvalidArgument, "a context of {} positions makes no sense", wanted);
@@ -18,25 +19,30 @@ std::int64_t choose_context(std::int64_t wanted, std::int64_t limit) {
   return wanted == 0 ? std::min(limit, kDefaultContext) : wanted;
 }
 
-std::int64_t choose_chunk(std::int64_t wanted, std::int64_t ctx, std::int64_t preferred) {
+std::int64_t choose_chunk(std::int64_t wanted, std::int64_t ctx) {
   if (wanted < 0) fail(ErrorCode::InvalidArgument, "a chunk of {} tokens makes no sense", wanted);
-  return std::min(wanted == 0 ? preferred : wanted, ctx);
+  return std::min(wanted == 0 ? kDefaultChunk : wanted, ctx);
 }
 
 }  // namespace
 
-SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context, std::int64_t preferred_chunk) {
+SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context, std::int64_t default_chunk) {
   const std::int64_t ctx = choose_context(options.ctx_size, max_context);
-  return {ctx, choose_chunk(options.chunk_size, ctx, preferred_chunk)};
+  return {ctx, choose_chunk(options.chunk_size != 0 ? options.chunk_size : default_chunk, ctx)};
 }
 
 Session::Session(const Parts& parts, const SessionOptions& options)
+    : Session(parts, options, session_sizes(options, parts.model.spec().max_context, parts.default_chunk)) {}
+
+Session::Session(const Parts& parts, const SessionOptions& options, SessionSizes sizes)
     : parts_(parts),
-      ctx_(session_sizes(options, parts.model.spec().max_context).ctx),
-      chunk_(session_sizes(options, parts.model.spec().max_context, parts.backend.preferred_chunk()).chunk),
+      ctx_(sizes.ctx),
+      chunk_(sizes.chunk),
       stream_(parts.backend.create_stream()),
       state_(parts.model.spec(), ctx_, options.kv, parts.backend.allocator(), parts.backend.copier()),
       arena_(parts.backend.allocator().allocate(model::activation_bytes(parts.model.spec(), chunk_), 64)),
+      governor_(parts.prefetch, !parts.experts.resident()),
+      record_reads_(options.record_reads),
       logits_device_(parts.backend.allocator().allocate(static_cast<std::size_t>(model::kLogitRows * parts.model.spec().vocab_size) * 4, 64)),
       logits_(parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),
       repeatable_(routed_on_device()) {
@@ -45,10 +51,11 @@ Session::Session(const Parts& parts, const SessionOptions& options)
 }
 
 bool Session::routed_on_device() const {
+  if (parts_.routing != nullptr) return false;
   const auto& layers = parts_.model.spec().layers;
   for (std::size_t l = 0; l < layers.size(); ++l)
     if (std::holds_alternative<model::MoeSpec>(layers[l].ffn) &&
-        !model::routed_on_device(parts_.backend, parts_.experts.resident(LayerIdx(static_cast<std::int32_t>(l)))))
+        !model::routed_on_device(parts_.backend, parts_.experts.resident_layer(LayerIdx(static_cast<std::int32_t>(l)))))
       return false;
   return parts_.backend.routes_on_device();
 }
@@ -56,6 +63,7 @@ bool Session::routed_on_device() const {
 void Session::reset() {
   state_.reset();
   history_.clear();
+  reads_.clear();
   has_logits_ = false;
   broken_ = false;
 }
@@ -82,7 +90,7 @@ void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& o
     for (std::size_t done = 0; done < tokens.size();) {
       if (cancelled()) fail(ErrorCode::Cancelled, "cancelled");
       const std::size_t n = std::min(step, tokens.size() - done);
-      run_chunk(tokens.subspan(done, n), done + n == tokens.size(), options);
+      run_chunk(tokens.subspan(done, n), done + n == tokens.size(), one_by_one, options);
       done += n;
     }
   } catch (...) {
@@ -95,11 +103,17 @@ void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& o
   count(static_cast<std::int64_t>(tokens.size()), one_by_one, start);
 }
 
-void Session::run_chunk(std::span<const TokenId> tokens, bool last, const EvaluateOptions& options) {
+void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options) {
+  const std::uint64_t start = now_ns();
   model::Context c{parts_.backend, *stream_, parts_.experts, arena_, moe_, counters_, parts_.precision};
+  // The governor judges decoding; a prompt's experts are nearly certain.
+  c.prefetch = decode ? governor_.on() : parts_.prefetch != Prefetch::Off && !parts_.experts.resident();
+  c.routing = parts_.routing;
+  if (record_reads_ && decode) c.reads = &reads_;
   chunk_tokens_.clear();
   for (TokenId t : tokens) chunk_tokens_.push_back(raw(t));
   const std::int64_t pos0 = position();
+  if (parts_.routing != nullptr) parts_.routing->begin_pass(pos0, static_cast<std::int64_t>(tokens.size()));
   model::ForwardHooks hooks;
   hooks.before_layer = [this] {
     if (cancelled()) fail(ErrorCode::Cancelled, "cancelled");
@@ -132,6 +146,8 @@ void Session::run_chunk(std::span<const TokenId> tokens, bool last, const Evalua
   if (last && !options.on_logits) fetch_logits(0);
   history_.insert(history_.end(), tokens.begin(), tokens.end());
   has_logits_ = last;
+  if (parts_.routing != nullptr) parts_.routing->end_pass(decode);
+  if (decode) governor_.step_took(now_ns() - start);
 }
 
 void Session::fetch_logits(std::int64_t row) {
@@ -155,13 +171,27 @@ void Session::hand_out_logits(model::Context& c, const TensorView& hidden, std::
   }
 }
 
+void Session::count_prefetch() {
+  const store::StoreStats s = parts_.experts.stats();
+  stats_.bytes_read = s.bytes_read;
+  stats_.hints_issued = s.hints_issued;
+  stats_.hints_used = s.hints_used;
+  stats_.hints_wasted = s.hints_wasted;
+  stats_.predicted = counters_.predicted;
+  stats_.predicted_right = counters_.predicted_right;
+  stats_.prefetch_steps_on = governor_.steps_on();
+  stats_.prefetch_steps_off = governor_.steps_off();
+  stats_.prefetch_on_ns = governor_.median_on();
+  stats_.prefetch_off_ns = governor_.median_off();
+}
+
 void Session::count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns) {
   (decode ? stats_.decode_tokens : stats_.prefill_tokens) += n_tokens;
   (decode ? stats_.decode_ns : stats_.prefill_ns) += now_ns() - start_ns;
   stats_.expert_requests = counters_.requests;
   stats_.expert_hits = counters_.hits;
   stats_.stall_ns = counters_.stall_ns;
-  stats_.bytes_read = parts_.experts.stats().bytes_read;
+  count_prefetch();
   stats_.logits_hash = hash_bytes(logits_.data(), logits_.bytes());
 }
 

@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "model/model.h"
+#include "session/prefetch_governor.h"
 #include "session/sequence_state.h"
 #include "store/expert_store.h"
 
@@ -24,13 +25,16 @@ struct Parts {
   store::ExpertStore& experts;
   backend::Backend& backend;
   Precision precision = Precision::Fast;
+  Prefetch prefetch = Prefetch::Off;
+  std::int64_t default_chunk = 0;         // for sessions that do not say; 0: 512
+  model::RoutingHook* routing = nullptr;  // of this session; may be null
 };
 
-// The context and chunk that options mean for a model and a backend's preferred_chunk(): InvalidArgument for sizes that make no sense or are over its limit.
+// The context and chunk that options mean for a model: InvalidArgument for sizes that make no sense or are over its limit.
 struct SessionSizes {
   std::int64_t ctx = 0, chunk = 0;
 };
-SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context, std::int64_t preferred_chunk = 512);
+SessionSizes session_sizes(const SessionOptions& options, std::int64_t max_context, std::int64_t default_chunk = 0);
 
 // One thread at a time, except cancel(). Positions are reserved by a call and committed when it succeeded: an error leaves
 // the session where it was, or, where recurrent state was already touched, refusing further steps until reset().
@@ -54,15 +58,18 @@ class Session {
   bool cancelled() const noexcept { return cancelled_.load(std::memory_order_relaxed); }
 
   const SessionStats& stats() const noexcept { return stats_; }
+  std::span<const LayerReads> reads() const noexcept { return reads_; }
 
  private:
+  Session(const Parts& parts, const SessionOptions& options, SessionSizes sizes);
   std::size_t n_logits() const noexcept { return static_cast<std::size_t>(parts_.model.spec().vocab_size); }
   void check_tokens(std::span<const TokenId> tokens) const;
-  void run_chunk(std::span<const TokenId> tokens, bool last, const EvaluateOptions& options);
+  void run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options);
   void hand_out_logits(model::Context& c, const TensorView& hidden, std::int64_t pos0, const LogitsSink& sink);
   void fetch_logits(std::int64_t row);
   bool routed_on_device() const;
   void count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns);
+  void count_prefetch();
 
   Parts parts_;
   std::int64_t ctx_ = 0;
@@ -72,6 +79,9 @@ class Session {
   model::Arena arena_;
   model::MoeScratch moe_;
   model::ExpertCounters counters_;
+  PrefetchGovernor governor_;
+  bool record_reads_ = false;
+  std::vector<LayerReads> reads_;
   Buffer logits_device_;
   Buffer logits_;  // host memory that copies fast
   bool repeatable_ = false;  // a step of one token is the same ops every time

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "format/model_folder.h"
 #include "quant/format.h"
 #include "store/piece_transform.h"
+#include "store/record_check.h"
 
 namespace moeflux::store {
 
@@ -29,12 +31,16 @@ struct RecordMatrix {
 
   std::uint64_t data_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.row_bytes(static_cast<std::uint64_t>(cols)); }
   std::uint64_t scale_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.scale_row_bytes(static_cast<std::uint64_t>(cols)); }
+  std::uint64_t bytes() const noexcept { return data_bytes() + scale_bytes() * (format.has_biases() ? 2 : 1); }
+  std::uint64_t n_params() const noexcept { return static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(cols); }
 };
 
 // An additive bias inside a record, as f32. count == 0: there is none.
 struct RecordVector {
   std::int64_t count = 0;
   std::uint64_t at = 0;
+
+  std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(count) * 4; }
 };
 
 // Where everything is in the records of one layer (all its experts are alike).
@@ -68,9 +74,13 @@ struct ExpertLayer {
   std::int64_t n_experts = 0;
   std::size_t pieces_per_expert = 0;
   std::vector<RecordPiece> pieces;  // [n_experts, pieces_per_expert]
+  std::vector<RecordCheck> checks;  // [n_experts] in a pack, where a record is one piece as it is; else none
 
   std::span<const RecordPiece> expert(ExpertIdx e) const noexcept {
     return {pieces.data() + static_cast<std::size_t>(raw(e)) * pieces_per_expert, pieces_per_expert};
+  }
+  std::optional<RecordCheck> check(ExpertIdx e) const noexcept {
+    return checks.empty() ? std::nullopt : std::optional(checks[static_cast<std::size_t>(raw(e))]);
   }
 };
 

@@ -35,6 +35,8 @@ class ExpertLease {
   explicit operator bool() const noexcept { return store_ != nullptr; }
   // Expert i is in memory: wait(i) will not block.
   bool ready(std::size_t i) const noexcept;
+  // Expert i was in memory before anybody asked for it or foretold it: nothing had to be read.
+  bool hit(std::size_t i) const noexcept;
   // Blocks until expert i is in memory. Throws Io or InvalidModel naming file, layer and expert when it could not be
   // read; the lease stays valid and the other experts with it.
   ExpertView wait(std::size_t i);
@@ -57,7 +59,8 @@ struct StoreStats {
   std::uint64_t requests = 0;
   std::uint64_t hits = 0;
   std::uint64_t bytes_read = 0;  // by acquire and hint; loading at start is not counted
-  std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;  // experts; wasted: evicted before anybody asked
+  // Experts read on a hint; of them asked for later, and evicted before anybody asked.
+  std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;
 };
 
 // All experts of a layer, side by side in memory for as long as the store lives. first.gate empty: they are not.
@@ -85,15 +88,19 @@ class ExpertStore {
   // Tells what a layer's visit by n_tokens tokens wants, before its leases: what the store may learn from. counts[i] tokens
   // chose experts[i]; empty for a single token.
   virtual void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept = 0;
-  // Experts that may be wanted soon: low priority, never blocks, may be dropped.
+  // Experts that may be wanted soon, each with this probability: low priority, never blocks, may be dropped.
   virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
+  // Gives reads that wait for others a chance to go on. Cheap; called between ops.
+  virtual void poll() noexcept {}
   // The most experts one lease may hold; never less than a token's top-k.
   virtual std::size_t max_lease() const noexcept = 0;
   // How many experts of a prompt should be asked for at once: what is read ahead while the ones before are computed.
   virtual std::size_t scan_batch() const noexcept = 0;
   virtual StoreStats stats() const noexcept = 0;
+  // Everything is in memory already: hints are pointless.
+  virtual bool resident() const noexcept { return false; }
   // For a backend that chooses experts by itself (Backend::run_routed): no lease is needed.
-  virtual ResidentExperts resident(LayerIdx) const noexcept { return {}; }
+  virtual ResidentExperts resident_layer(LayerIdx) const noexcept { return {}; }
 
  protected:
   friend class ExpertLease;
@@ -101,6 +108,7 @@ class ExpertStore {
   virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) = 0;
   virtual bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) = 0;
   virtual bool ready(std::uint32_t ticket, std::size_t i) noexcept = 0;
+  virtual bool hit(std::uint32_t ticket, std::size_t i) noexcept = 0;
   virtual ExpertView wait(std::uint32_t ticket, std::size_t i) = 0;
   virtual void unpin(std::uint32_t ticket) noexcept = 0;
 };
@@ -109,6 +117,7 @@ inline ExpertLease::~ExpertLease() {
   if (store_ != nullptr) store_->unpin(ticket_);
 }
 inline bool ExpertLease::ready(std::size_t i) const noexcept { return store_->ready(ticket_, i); }
+inline bool ExpertLease::hit(std::size_t i) const noexcept { return store_->hit(ticket_, i); }
 inline ExpertView ExpertLease::wait(std::size_t i) { return store_->wait(ticket_, i); }
 
 }  // namespace moeflux::store

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "store/bulk_load.h"
 
 namespace moeflux::store {
 namespace {
@@ -13,52 +14,93 @@ std::uint64_t total_bytes(const ExpertCatalog& catalog) {
   return total;
 }
 
-void read_record(const ExpertLayer& layer, std::int64_t expert, const format::ModelFolder& folder, std::span<std::byte> record,
-                 std::vector<std::byte>& scratch) {
-  const format::Extent* in_scratch = nullptr;
-  for (const RecordPiece& p : layer.expert(ExpertIdx(static_cast<std::int32_t>(expert)))) {
-    if (p.direct()) {
-      folder.file(p.source.file).read_exact(p.source.offset, record.subspan(p.record_offset, p.source.bytes));
-      continue;
+// "layer 3, expert 7: ".
+std::string expert_text(std::uint64_t layer, std::uint64_t expert) { return fmt::format("layer {}, expert {}: ", layer, expert); }
+
+// Pieces that memory holds otherwise than the file, one after another.
+void load_changed_pieces(std::span<const RecordPiece> pieces, const format::ModelFolder& folder, Copier& copier, std::byte* record,
+                         std::vector<std::byte>& source, std::vector<std::byte>& staging) {
+  const format::Extent* at_hand = nullptr;
+  for (const RecordPiece& piece : pieces) {
+    if (piece.direct()) continue;
+    if (at_hand == nullptr || *at_hand != piece.source) {
+      source.resize(piece.source.bytes);
+      folder.file(piece.source.file).read_exact(piece.source.offset, source);
+      at_hand = &piece.source;
     }
-    if (in_scratch == nullptr || *in_scratch != p.source) {
-      scratch.resize(p.source.bytes);
-      folder.file(p.source.file).read_exact(p.source.offset, scratch);
-      in_scratch = &p.source;
-    }
-    place_piece(p, scratch, record);
+    RecordPiece p = piece;
+    std::byte* const to = record + p.record_offset;
+    staging.resize(p.record_bytes());
+    p.record_offset = 0;
+    place_piece(p, source, staging);
+    copier.to_device(to, staging.data(), staging.size());
   }
+}
+
+void check_record(const RecordLayout& layout, Copier& copier, const std::byte* record, std::vector<std::byte>& staging) {
+  staging.resize(layout.bytes);
+  copier.to_host(staging.data(), record, staging.size());
+  const ExpertView view = view_record(layout, staging.data());
+  for (const quant::MatrixView* m : {&view.gate, &view.up, &view.down}) check_scales(*m, "expert");
+}
+
+bool has_checks(const RecordLayout& l) {
+  const auto mx = [](const RecordMatrix& m) { return m.format.kind == quant::FormatKind::Mxfp4; };
+  return mx(l.gate) || mx(l.up) || mx(l.down);
 }
 
 }  // namespace
 
 ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator,
                              Copier& copier, const ProgressSink& progress) {
-  const std::uint64_t total = total_bytes(catalog);
-  std::uint64_t done = 0;
-  std::vector<std::byte> staging, scratch;
-  for (std::size_t l = 0; l < catalog.layers.size(); ++l) {
-    const ExpertLayer& source = catalog.layers[l];
+  for (const ExpertLayer& source : catalog.layers) {
     Layer& layer = layers_.emplace_back();
     if (source.n_experts == 0) continue;
     layer.layout = source.layout;
     layer.n_experts = source.n_experts;
     layer.records = allocator.allocate(mul_or_fail(static_cast<std::uint64_t>(source.n_experts), source.layout.bytes, "experts of a layer"), kRecordAlign);
     max_experts_ = std::max(max_experts_, static_cast<std::size_t>(source.n_experts));
-    staging.assign(source.layout.bytes, std::byte{0});
-    for (std::int64_t e = 0; e < source.n_experts; ++e) {
-      try {
-        read_record(source, e, folder, staging, scratch);
-        const ExpertView view = view_record(source.layout, staging.data());
-        for (const quant::MatrixView* m : {&view.gate, &view.up, &view.down}) check_scales(*m, "expert");
-      } catch (const Error& error) {
-        fail(error.code(), "layer {}, expert {}: {}", l, e, error.what());
-      }
-      copier.to_device(layer.records.data() + static_cast<std::uint64_t>(e) * source.layout.bytes, staging.data(), staging.size());
-      done += source.layout.bytes;
-      if (progress) progress("experts", done, total);
-    }
   }
+  const std::uint64_t total = total_bytes(catalog);
+  std::uint64_t last = 0;
+  const auto report = [&](std::uint64_t done) {
+    if (!progress || done <= last) return;
+    last = done;
+    progress("experts", done, total);
+  };
+  load_direct_pieces(catalog, folder, copier, report);
+  load_the_rest(catalog, folder, copier);
+  report(total);  // records are a little larger than what was read
+}
+
+void ResidentStore::load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier,
+                                       const std::function<void(std::uint64_t)>& progress) {
+  std::vector<BulkRead> reads;
+  for (std::size_t l = 0; l < layers_.size(); ++l)
+    for (std::int64_t e = 0; e < layers_[l].n_experts; ++e)
+      for (const RecordPiece& p : catalog.layers[l].expert(ExpertIdx(static_cast<std::int32_t>(e))))
+        if (p.direct())
+          reads.push_back({p.source, layers_[l].records.data() + static_cast<std::uint64_t>(e) * layers_[l].layout.bytes + p.record_offset,
+                           static_cast<std::uint64_t>(l) << 32 | static_cast<std::uint64_t>(e), catalog.layers[l].check(ExpertIdx(static_cast<std::int32_t>(e)))});
+  BulkHooks hooks;
+  hooks.progress = progress;
+  hooks.describe = [](std::uint64_t id) { return expert_text(id >> 32, id & 0xffffffffu); };
+  bulk_load(folder, reads, copier, hooks);
+}
+
+// What needs more than copying: transforms, and scales whose values must be looked at.
+void ResidentStore::load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier) {
+  std::vector<std::byte> source, staging;
+  for (std::size_t l = 0; l < layers_.size(); ++l)
+    for (std::int64_t e = 0; e < layers_[l].n_experts; ++e) {
+      std::byte* const record = layers_[l].records.data() + static_cast<std::uint64_t>(e) * layers_[l].layout.bytes;
+      try {
+        load_changed_pieces(catalog.layers[l].expert(ExpertIdx(static_cast<std::int32_t>(e))), folder, copier, record, source, staging);
+        if (has_checks(layers_[l].layout)) check_record(layers_[l].layout, copier, record, staging);
+      } catch (const Error& error) {
+        fail(error.code(), "{}{}", expert_text(l, static_cast<std::uint64_t>(e)), error.what());
+      }
+    }
 }
 
 std::uint32_t ResidentStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts) {
@@ -85,7 +127,7 @@ ExpertView ResidentStore::wait(std::uint32_t ticket, std::size_t i) {
   return view_record(layer.layout, layer.records.data() + e * layer.layout.bytes);
 }
 
-ResidentExperts ResidentStore::resident(LayerIdx layer) const noexcept {
+ResidentExperts ResidentStore::resident_layer(LayerIdx layer) const noexcept {
   const Layer& l = layers_[static_cast<std::size_t>(raw(layer))];
   if (l.n_experts == 0) return {};
   return {view_record(l.layout, l.records.data()), l.layout.bytes, l.n_experts};

@@ -14,7 +14,7 @@ namespace moeflux::store {
 class ResidentStore final : public ExpertStore {
  public:
   // Reads all experts of the catalog. The folder is needed only here; allocator and copier must outlive the store.
-  // Throws Io (file, layer, expert), OutOfMemory.
+  // Throws Io and InvalidModel (a damaged record of a pack) with file, layer and expert; OutOfMemory.
   ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator, Copier& copier,
                 const ProgressSink& progress);
 
@@ -23,7 +23,8 @@ class ResidentStore final : public ExpertStore {
   std::size_t max_lease() const noexcept override { return max_experts_; }
   std::size_t scan_batch() const noexcept override { return max_experts_; }
   StoreStats stats() const noexcept override;
-  ResidentExperts resident(LayerIdx layer) const noexcept override;
+  bool resident() const noexcept override { return true; }
+  ResidentExperts resident_layer(LayerIdx layer) const noexcept override;
 
  protected:
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
@@ -32,6 +33,7 @@ class ResidentStore final : public ExpertStore {
     return true;
   }
   bool ready(std::uint32_t, std::size_t) noexcept override { return true; }
+  bool hit(std::uint32_t, std::size_t) noexcept override { return true; }
   ExpertView wait(std::uint32_t ticket, std::size_t i) override;
   void unpin(std::uint32_t ticket) noexcept override;
 
@@ -45,6 +47,9 @@ class ResidentStore final : public ExpertStore {
     LayerIdx layer{};
     std::vector<ExpertIdx> experts;
   };
+
+  void load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, const std::function<void(std::uint64_t)>& progress);
+  void load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier);
 
   std::vector<Layer> layers_;
   std::size_t max_experts_ = 0;

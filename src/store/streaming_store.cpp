@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kCompletionBatch = 64;
 constexpr std::chrono::milliseconds kPatience{50};  // between two looks at the world while waiting
 constexpr std::uint8_t kAttempts = 2;               // a failed read is retried once
+constexpr std::uint64_t kJustLoaded = 2;            // visits of a layer for which a slot is out of a hint's reach
 
 std::int64_t most_experts(const ExpertCatalog& catalog) {
   std::int64_t most = 0;
@@ -64,10 +65,31 @@ bool StreamingStore::take_slot(std::uint32_t& slot) {
     return s.pins > 0 || s.state == State::Loading;
   });
   if (!victim) return false;
-  slot = static_cast<std::uint32_t>(slot_of_[key(victim->layer, victim->expert)]);
+  evict(*victim, slot);
+  return true;
+}
+
+// The same for a hint, which takes less: no slot that was filled just now or by another hint, and none that is worth more
+// than what it would bring.
+bool StreamingStore::take_slot_for_hint(std::uint32_t& slot, double value) {
+  if (!free_.empty()) {
+    slot = free_.back();
+    free_.pop_back();
+    return true;
+  }
+  const auto victim = policy_.choose_victim([&](ExpertKey k) {
+    const Slot& s = slots_[static_cast<std::size_t>(slot_of_[key(k.layer, k.expert)])];
+    return s.pins > 0 || s.state == State::Loading || s.hinted || visits_ - s.loaded_at < kJustLoaded;
+  });
+  if (!victim || policy_.value(*victim) >= value) return false;
+  evict(*victim, slot);
+  return true;
+}
+
+void StreamingStore::evict(ExpertKey victim, std::uint32_t& slot) {
+  slot = static_cast<std::uint32_t>(slot_of_[key(victim.layer, victim.expert)]);
   if (slots_[slot].hinted) ++stats_.hints_wasted;
   forget(slot);
-  return true;
 }
 
 void StreamingStore::forget(std::uint32_t slot) noexcept {
@@ -81,6 +103,7 @@ void StreamingStore::start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx ex
   Slot& s = slots_[slot];
   s = Slot{};
   s.state = State::Loading;
+  s.loaded_at = visits_;
   s.layer = layer;
   s.expert = expert;
   slot_of_[key(layer, expert)] = static_cast<std::int32_t>(slot);
@@ -144,9 +167,19 @@ int StreamingStore::transform(std::uint32_t slot) noexcept {
   }
 }
 
+// As the pack's index has it, before anybody sees it.
+bool StreamingStore::intact(std::uint32_t slot) const noexcept {
+  const Slot& s = slots_[slot];
+  const ExpertLayer& layer = catalog_.layer(s.layer);
+  const auto check = layer.check(s.expert);
+  const std::uint64_t offset = layer.expert(s.expert)[0].source.offset;
+  return !check || check->passes({slot_memory(slot) + layout_.window_at(s.layer, 0) + offset % io::kDirectAlign, layer.layout.bytes});
+}
+
 // All pieces are back: ready, once more, or failed. A failed slot that nobody has pinned is simply free again.
 void StreamingStore::finish(std::uint32_t slot) {
   Slot& s = slots_[slot];
+  if (s.status == 0 && !intact(slot)) s.status = kBroken;
   if (s.status == 0) s.status = transform(slot);
   if (s.status == 0) {
     s.state = State::Ready;
@@ -179,14 +212,18 @@ void StreamingStore::wait_for_completion(std::unique_lock<std::mutex>& lock) {
 }
 
 // All experts or none: what was pinned on the way is given back when there is no room.
-bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::vector<std::uint32_t>& slots) {
+bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket) {
+  std::vector<std::uint32_t>& slots = ticket.slots;
   slots.clear();
+  ticket.hits.clear();
   std::size_t hits = 0;
   for (ExpertIdx e : experts) {  // hits first, so that no miss evicts one of them
     const std::int32_t at = slot_of_[key(layer, e)];
     if (at >= 0) ++slots_[static_cast<std::size_t>(at)].pins;
     slots.push_back(at >= 0 ? static_cast<std::uint32_t>(at) : kNone);
-    hits += at >= 0 && slots_[static_cast<std::size_t>(at)].state == State::Ready;
+    const bool in_memory = at >= 0 && slots_[static_cast<std::size_t>(at)].state == State::Ready;
+    ticket.hits.push_back(in_memory && !slots_[static_cast<std::size_t>(at)].hinted);
+    hits += in_memory;
   }
   for (std::size_t i = 0; i < experts.size(); ++i) {
     if (slots[i] != kNone) continue;
@@ -229,10 +266,12 @@ bool StreamingStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts,
   drain();
   if (free_tickets_.empty()) {
     free_tickets_.push_back(static_cast<std::uint32_t>(tickets_.size()));
-    tickets_.emplace_back().slots.reserve(max_lease_);
+    Ticket& fresh = tickets_.emplace_back();
+    fresh.slots.reserve(max_lease_);
+    fresh.hits.reserve(max_lease_);
     free_tickets_.reserve(tickets_.size());
   }
-  if (!pin_all(layer, experts, tickets_[free_tickets_.back()].slots)) return false;
+  if (!pin_all(layer, experts, tickets_[free_tickets_.back()])) return false;
   ticket = free_tickets_.back();
   free_tickets_.pop_back();
   return true;
@@ -257,19 +296,26 @@ bool StreamingStore::ready(std::uint32_t ticket, std::size_t i) noexcept {
   return slots_[tickets_[ticket].slots[i]].state != State::Loading;  // a failure is known at once, too
 }
 
+bool StreamingStore::hit(std::uint32_t ticket, std::size_t i) noexcept {
+  const std::lock_guard lock(mutex_);
+  return tickets_[ticket].hits[i] != 0;
+}
+
 ExpertView StreamingStore::wait(std::uint32_t ticket, std::size_t i) {
   std::unique_lock lock(mutex_);
   drain();
   const std::uint32_t slot = tickets_[ticket].slots[i];
   while (slots_[slot].state == State::Loading) wait_for_completion(lock);
   const Slot& s = slots_[slot];
-  if (s.state == State::Failed) fail(ErrorCode::Io, "{}", failure(s));
+  if (s.state == State::Failed) fail(s.status == kBroken ? ErrorCode::InvalidModel : ErrorCode::Io, "{}", failure(s));
   return layout_.view(catalog_, s.layer, s.expert, slot_memory(slot));
 }
 
 std::string StreamingStore::failure(const Slot& s) const {
   const format::Extent& x = catalog_.layer(s.layer).expert(s.expert)[s.failed_piece].source;
-  const std::string what = s.status == kShort ? std::string("the file ends early") : std::generic_category().message(s.status);
+  const std::string what = s.status == kBroken ? fmt::format("the record {}", kDamaged)
+                           : s.status == kShort ? "the file ends early"
+                                               : std::generic_category().message(s.status);
   return fmt::format("{}: layer {}, expert {}: cannot read {} bytes at offset {}: {}", file_names_[x.file], raw(s.layer), raw(s.expert), x.bytes, x.offset, what);
 }
 
@@ -288,17 +334,23 @@ void StreamingStore::unpin(std::uint32_t ticket) noexcept {
 
 void StreamingStore::visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept {
   const std::lock_guard lock(mutex_);
+  ++visits_;
   policy_.on_visit(layer, experts, counts, n_tokens);
 }
 
-void StreamingStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float) noexcept {
+void StreamingStore::poll() noexcept {
   const std::lock_guard lock(mutex_);
   drain();
-  if (reader_->outstanding() > 0) return;  // demand reads are under way
+}
+
+void StreamingStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept {
+  const std::lock_guard lock(mutex_);
+  drain();
+  const double value = policy_.value(layer, confidence);
   for (ExpertIdx e : experts) {
     if (slot_of_[key(layer, e)] >= 0) continue;
     std::uint32_t slot = 0;
-    if (!take_slot(slot)) break;
+    if (!take_slot_for_hint(slot, value)) break;
     start_load(slot, layer, e);
     slots_[slot].hinted = true;
     queue_reads(slot, io::ReadPriority::Hint);

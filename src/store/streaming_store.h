@@ -42,8 +42,12 @@ class StreamingStore final : public ExpertStore {
   void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept override;
   void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept override;
   std::size_t max_lease() const noexcept override { return max_lease_; }
-  // Enough bytes in flight to keep a disk busy, few slots away from what decoding lives on.
-  std::size_t scan_batch() const noexcept override { return std::min<std::size_t>(8, max_lease_); }
+  void poll() noexcept override;
+  // Enough bytes in flight to keep a disk busy while the batch before is computed, few slots away from what decoding lives
+  // on: two batches are a sixteenth of the slots.
+  std::size_t scan_batch() const noexcept override {
+    return std::min(std::clamp<std::size_t>(slots_.size() / 32, 8, 32), max_lease_);
+  }
   StoreStats stats() const noexcept override;
   io::ReaderInfo reader_info() const { return reader_->info(); }
 
@@ -54,6 +58,7 @@ class StreamingStore final : public ExpertStore {
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
   bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) override;
   bool ready(std::uint32_t ticket, std::size_t i) noexcept override;
+  bool hit(std::uint32_t ticket, std::size_t i) noexcept override;
   ExpertView wait(std::uint32_t ticket, std::size_t i) override;
   void unpin(std::uint32_t ticket) noexcept override;
 
@@ -66,26 +71,31 @@ class StreamingStore final : public ExpertStore {
     LayerIdx layer{};
     ExpertIdx expert{};
     std::uint32_t pins = 0;
+    std::uint64_t loaded_at = 0;  // visits_ then
     std::uint32_t pieces_left = 0;
-    int status = 0;              // of the first piece that failed; kShort: the file ended
+    int status = 0;              // of the first piece that failed; kShort: the file ended; kBroken: checksum
     std::size_t failed_piece = 0;
   };
   struct Ticket {
     std::vector<std::uint32_t> slots;
+    std::vector<std::uint8_t> hits;  // beside slots
   };
-  static constexpr int kShort = -1;
+  static constexpr int kShort = -1, kBroken = -2;
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
   std::uint32_t key(LayerIdx layer, ExpertIdx expert) const noexcept;
   std::byte* slot_memory(std::size_t slot) const noexcept { return region_.data() + slot * layout_.slot_bytes(); }
   // All below: mutex_ held.
-  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, std::vector<std::uint32_t>& slots);
+  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket);
   bool take_slot(std::uint32_t& slot);
+  bool take_slot_for_hint(std::uint32_t& slot, double value);
+  void evict(ExpertKey victim, std::uint32_t& slot);
   void start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx expert);
   void queue_reads(std::uint32_t slot, io::ReadPriority priority);
   void submit_queued();
   void complete(const io::ReadCompletion& c);
   int transform(std::uint32_t slot) noexcept;  // 0 or an errno value
+  bool intact(std::uint32_t slot) const noexcept;
   void finish(std::uint32_t slot);
   void drain();
   void forget(std::uint32_t slot) noexcept;
@@ -108,6 +118,7 @@ class StreamingStore final : public ExpertStore {
   std::vector<std::uint32_t> free_tickets_;
   std::vector<io::ReadRequest> queued_;
   CachePolicy policy_;
+  std::uint64_t visits_ = 0;
   StoreStats stats_;
   std::unique_ptr<io::AsyncReader> reader_;  // last: stops before the memory goes
 };

@@ -65,6 +65,11 @@ class TraceWriter {
   TraceWriter(const std::filesystem::path& path, std::string_view model, std::int64_t n_layers,
               std::int64_t n_experts);
 
+  // Forgets what a pass that was broken off has left.
+  void begin_pass() noexcept {
+    layers_.clear();
+    experts_.clear();
+  }
   // The choice of one layer for the tokens of a pass, [n_tokens, top_k] in rank order; layers in their order.
   // All layers of a pass see the same number of tokens, except that the last ones may see fewer: the last
   // tokens then.

@@ -1,7 +1,7 @@
 #include "store/trunk_store.h"
 
-#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -12,42 +12,63 @@
 namespace moeflux::store {
 namespace {
 
-constexpr std::uint64_t kStagingBytes = 8u << 20;  // large enough for full disk speed, small beside any trunk
 constexpr std::size_t kTensorAlign = 64;
+// Tensors share blocks of this size, so that small ones (scales, norms) lie on huge pages, too; larger ones have their own.
+constexpr std::uint64_t kBlockBytes = 16u << 20;
 
 }  // namespace
 
-Buffer& TrunkStore::add(std::uint64_t bytes) {
-  buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
+std::byte* TrunkStore::add(std::uint64_t bytes) {
   bytes_ += bytes;
-  return buffers_.back();
+  if (bytes >= kBlockBytes) {
+    buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
+    return buffers_.back().data();
+  }
+  const std::uint64_t room = round_up(bytes, kTensorAlign);
+  if (room > free_bytes_) {
+    buffers_.push_back(allocator_.allocate(kBlockBytes, kTensorAlign));
+    free_ = buffers_.back().data();
+    free_bytes_ = kBlockBytes;
+  }
+  free_bytes_ -= room;
+  return std::exchange(free_, free_ + room);
 }
 
-const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes,
-                                       std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs) {
-  Buffer& buffer = add(static_cast<std::uint64_t>(rows) * row_bytes);
+std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, const std::string& name) const {
+  std::vector<std::byte> out(extent.bytes);
+  const Digest* want = folder_.digest(extent);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    folder_.file(extent.file).read_exact(extent.offset, out);
+    if (want == nullptr || digest_bytes(out) == *want) return out;
+  }
+  fail(ErrorCode::InvalidModel, "{}: tensor {}: what is at offset {} ({} bytes) {}", folder_.file(extent.file).path().string(), name, extent.offset,
+       extent.bytes, kDamaged);
+}
+
+const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s) {
+  std::byte* const to = add(static_cast<std::uint64_t>(s.rows) * row_bytes);
+  const Digest* want = folder_.digest(extent);
+  // A checksum is that of the whole tensor: where only some rows are wanted, all are read at once.
+  const std::vector<std::byte> whole = want != nullptr && !s.runs.empty() ? read_whole(extent, s.name) : std::vector<std::byte>();
   std::uint64_t at = 0;
   const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
-    for (std::uint64_t done = 0; done < n;) {
-      const std::uint64_t piece = std::min(kStagingBytes, n - done);
-      staging_.resize(std::max<std::size_t>(staging_.size(), piece));
-      folder_.file(extent.file).read_exact(extent.offset + offset + done, {staging_.data(), piece});
-      copier_.to_device(buffer.data() + at, staging_.data(), piece);
-      done += piece;
-      at += piece;
-    }
+    if (!whole.empty())
+      copier_.to_device(to + at, whole.data() + offset, n);
+    else
+      put_off_.push_back({{extent.file, extent.offset + offset, n}, to + at, names_.size(), want == nullptr ? std::nullopt : std::optional(RecordCheck{*want, 0})});
+    at += n;
   };
-  if (runs.empty()) copy(0, extent.bytes);
-  for (const MatrixSource::RowRun& run : runs)
+  if (s.runs.empty()) copy(0, extent.bytes);
+  for (const MatrixSource::RowRun& run : s.runs)
     copy(static_cast<std::uint64_t>(run.begin) * row_bytes, static_cast<std::uint64_t>(run.n) * row_bytes);
-  return buffer.data();
+  names_.push_back(s.name);
+  return to;
 }
 
 // The wanted rows one after another; a stored row may stand for several.
 std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s,
                                              std::int64_t rows_per_row) const {
-  std::vector<std::byte> stored(extent.bytes);
-  folder_.file(extent.file).read_exact(extent.offset, stored);
+  const std::vector<std::byte> stored = read_whole(extent, s.name);
   std::vector<std::byte> out;
   out.reserve(static_cast<std::uint64_t>(s.rows) * row_bytes);
   const std::vector<MatrixSource::RowRun> all{{0, s.rows}};
@@ -60,9 +81,9 @@ std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::
 }
 
 const std::byte* TrunkStore::upload(std::span<const std::byte> bytes) {
-  Buffer& buffer = add(bytes.size());
-  copier_.to_device(buffer.data(), bytes.data(), bytes.size());
-  return buffer.data();
+  std::byte* const to = add(bytes.size());
+  copier_.to_device(to, bytes.data(), bytes.size());
+  return to;
 }
 
 namespace {
@@ -112,23 +133,34 @@ quant::MatrixView TrunkStore::load(const MatrixSource& s) {
   v.format = s.format;
   v.rows = s.rows;
   v.cols = s.cols;
-  v.data = load_rows(s.data, v.row_bytes(), s.rows, s.runs);
-  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s.rows, s.runs);
-  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s.rows, s.runs);
-  if (s.format.kind == quant::FormatKind::Mxfp4) {
-    std::vector<std::byte> host(static_cast<std::uint64_t>(s.rows) * v.scale_row_bytes());
-    copier_.to_host(host.data(), v.scales, host.size());
-    quant::MatrixView checked = v;
-    checked.scales = host.data();
-    check_scales(checked, s.name);
-  }
+  v.data = load_rows(s.data, v.row_bytes(), s);
+  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s);
+  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s);
+  if (s.format.kind == quant::FormatKind::Mxfp4) to_check_.emplace_back(v, s.name);
   return v;
+}
+
+void TrunkStore::finish(const std::function<void(std::uint64_t)>& progress) {
+  std::uint64_t missing = 0;
+  for (const BulkRead& r : put_off_) missing += r.source.bytes;
+  BulkHooks hooks;
+  if (progress) hooks.progress = [&](std::uint64_t done) { progress(bytes_ - missing + done); };
+  hooks.describe = [&](std::uint64_t id) { return fmt::format("tensor {}: ", names_[id]); };
+  bulk_load(folder_, put_off_, copier_, hooks);
+  put_off_.clear();
+  names_.clear();
+  for (auto& [view, name] : to_check_) {
+    std::vector<std::byte> host(static_cast<std::uint64_t>(view.rows) * view.scale_row_bytes());
+    copier_.to_host(host.data(), view.scales, host.size());
+    view.scales = host.data();
+    check_scales(view, name);
+  }
+  to_check_.clear();
 }
 
 TensorView TrunkStore::load(const VectorSource& s) {
   if (s.count == 0) return {};
-  std::vector<std::byte> stored(s.data.bytes);
-  folder_.file(s.data.file).read_exact(s.data.offset, stored);
+  const std::vector<std::byte> stored = read_whole(s.data, s.name);
   std::vector<float> values(static_cast<std::size_t>(s.count));
   quant::decode_floats(stored.data(), s.dtype, values);
   for (float& v : values) {
@@ -141,9 +173,9 @@ TensorView TrunkStore::load(const VectorSource& s) {
 
 TensorView TrunkStore::load(std::span<const float> values) {
   if (values.empty()) return {};
-  Buffer& buffer = add(values.size_bytes());
-  copier_.to_device(buffer.data(), reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
-  return view_f32(buffer.as<float>(), {static_cast<std::int64_t>(values.size())});
+  std::byte* const to = add(values.size_bytes());
+  copier_.to_device(to, reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
+  return view_f32(reinterpret_cast<float*>(to), {static_cast<std::int64_t>(values.size())});
 }
 
 }  // namespace moeflux::store

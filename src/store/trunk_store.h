@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <moeflux/types.h>
@@ -12,6 +14,7 @@
 #include "core/tensor_view.h"
 #include "format/model_folder.h"
 #include "quant/format.h"
+#include "store/bulk_load.h"
 
 namespace moeflux::store {
 
@@ -48,7 +51,9 @@ struct VectorSource {
   std::uint64_t bytes() const noexcept { return static_cast<std::uint64_t>(count) * 4; }
 };
 
-// Reads tensors into memory it owns; the views it returns live as long as it does.
+// Reads tensors into memory it owns; the views it returns live as long as it does. Large matrices are read all together by
+// finish(): until then their memory is zero. A tensor of a pack that does not match its checksum, twice, is InvalidModel naming
+// file and tensor.
 class TrunkStore {
  public:
   // `folder` is used by load calls only; allocator and copier must outlive the store.
@@ -58,22 +63,30 @@ class TrunkStore {
   quant::MatrixView load(const MatrixSource& source);  // an empty view for no source
   TensorView load(const VectorSource& source);         // [count] f32
   TensorView load(std::span<const float> values);      // computed at load, for example rope frequencies
+  // Reads what load() put off. progress (may be empty) gets the bytes of all tensors that are in place.
+  void finish(const std::function<void(std::uint64_t)>& progress = {});
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
-  // `runs` in units of row_bytes; empty: everything. Streams through the staging buffer.
-  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, std::int64_t rows, const std::vector<MatrixSource::RowRun>& runs);
+  // `runs` in units of row_bytes; empty: everything. The reading is put off.
+  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source);
+  // A whole tensor in host memory, checked.
+  std::vector<std::byte> read_whole(const format::Extent& extent, const std::string& name) const;
   // Matrices that memory holds otherwise than the file: as a whole through host memory.
   quant::MatrixView load_changed(const MatrixSource& source);
   std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
   const std::byte* upload(std::span<const std::byte> bytes);
-  Buffer& add(std::uint64_t bytes);
+  std::byte* add(std::uint64_t bytes);  // memory for one tensor
 
   const format::ModelFolder& folder_;
   Allocator& allocator_;
   Copier& copier_;
   std::vector<Buffer> buffers_;
-  std::vector<std::byte> staging_;
+  std::byte* free_ = nullptr;  // the rest of the last block that tensors share
+  std::uint64_t free_bytes_ = 0;
+  std::vector<BulkRead> put_off_;    // id: into names_
+  std::vector<std::string> names_;   // of the tensors that were put off
+  std::vector<std::pair<quant::MatrixView, std::string>> to_check_;  // scales that only their values can condemn
   std::uint64_t bytes_ = 0;
 };
 

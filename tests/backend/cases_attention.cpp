@@ -147,6 +147,12 @@ void attention_cases(const Visitor& visit) {
   attention_case(visit, seed++, {0, 4, 2, 33, 10, 0, false, false});
   attention_case(visit, seed++, {130, 2, 2, 8, 0, 0, false, false});
   attention_case(visit, seed++, {130, 2, 2, 8, 1000, 70, true, true});
+  // Prompts long enough for tokens to be taken a few at a time over a tile of keys, across tiles, groups and windows.
+  for (const bool f16 : {false, true})
+    for (const std::int64_t window : {0, 70, 1100}) {
+      attention_case(visit, seed++, {37, 8, 2, 32, 40, window, f16, true});
+      attention_case(visit, seed++, {35, 10, 2, 32, 1003, window, f16, false});
+    }
   // Values of another width, and a latent cache whose values are part of its keys.
   for (const bool f16 : {false, true}) {
     attention_case(visit, seed++, {3, 4, 2, 17, 70, 0, f16, false, 33});

@@ -1,6 +1,9 @@
 // Configs of every family that cannot be honoured: an error that names the key.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <functional>
+
 #include "model/family.h"
 #include "support/edit_model.h"
 #include "support/expect_error.h"
@@ -38,7 +41,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadKey{"deepseek_v3-bf16", "num_experts_per_tok", 17, kBad}, BadKey{"deepseek_v3-bf16", "n_group", 3, kBad},
         BadKey{"deepseek_v3-bf16", "topk_group", 5, kBad}, BadKey{"deepseek_v3-bf16", "topk_group", 0, kBad},
         BadKey{"deepseek_v3-bf16", "n_group", 16, kBad}, BadKey{"deepseek_v3-bf16", "scoring_func", "softmax", kNo},
-        BadKey{"deepseek_v3-bf16", "scoring_func", "tanh", kNo}, BadKey{"deepseek_v3-bf16", "topk_method", "greedy", kNo},
+        BadKey{"deepseek_v3-bf16", "scoring_func", "tanh", kNo}, BadKey{"glm4_moe-bf16", "scoring_func", "tanh", kNo},
+        BadKey{"deepseek_v2-bf16", "scoring_func", "tanh", kNo}, BadKey{"minimax_m2-bf16", "scoring_func", "tanh", kNo},
+        BadKey{"deepseek_v2-grouped", "n_group", 3, kBad}, BadKey{"deepseek_v3-bf16", "topk_method", "greedy", kNo},
         BadKey{"deepseek_v3-bf16", "kv_lora_rank", 0, kBad}, BadKey{"deepseek_v3-bf16", "qk_rope_head_dim", 15, kBad},
         BadKey{"deepseek_v3-bf16", "q_lora_rank", -3, kBad}, BadKey{"deepseek_v3-bf16", "moe_layer_freq", 2, kNo},
         BadKey{"deepseek_v3-bf16", "first_k_dense_replace", -1, kBad}, BadKey{"deepseek_v3-bf16", "index_topk", 64, kNo},
@@ -61,25 +66,90 @@ INSTANTIATE_TEST_SUITE_P(
         BadKey{"qwen3_next-bf16", "linear_num_value_heads", 3, kBad}, BadKey{"qwen3_next-bf16", "attn_output_gate", false, kNo},
         BadKey{"qwen3_next-bf16", "attention_bias", true, kNo}));
 
-TEST(BadFamily, UnknownRopeTypesEverywhere) {
+// Changes the config of every family's golden; returns how many had something to change.
+int in_every_family(const std::function<bool(Json&)>& change, ErrorCode code, const std::vector<std::string>& expected) {
+  int n = 0;
   for (const model::Family* f : model::all_families()) {
     EditedModel m(std::string(f->name) + "-bf16");
-    m.config["rope_parameters"]["rope_type"] = "spiral";
+    Json& config = m.config.contains("text_config") ? m.config["text_config"] : m.config;
+    if (!change(config)) continue;
+    ++n;
     const TempDir dir;
     m.write(dir);
-    expect_error([&] { inspect_model(dir.path()); }, ErrorCode::Unsupported, {"config.json", "spiral"});
+    SCOPED_TRACE(std::string(f->name));
+    expect_error([&] { inspect_model(dir.path()); }, code, expected);
+  }
+  return n;
+}
+
+const int kFamilies = static_cast<int>(model::all_families().size());
+
+TEST(BadFamily, UnknownRopeTypesEverywhere) {
+  for (const std::string key : {"rope_type", "type"}) {
+    const auto spiral = [&](Json& c) {
+      c.erase("rope_scaling");
+      c["rope_parameters"].erase("rope_type");
+      c["rope_parameters"][key] = "spiral";
+      return true;
+    };
+    EXPECT_EQ(in_every_family(spiral, kNo, {"config.json", "\"" + key + "\"", "rope_parameters", "spiral"}), kFamilies);
+    const auto old_spelling = [&](Json& c) {
+      c.erase("rope_parameters");
+      c["rope_scaling"] = {{key, "spiral"}};
+      return true;
+    };
+    EXPECT_EQ(in_every_family(old_spelling, kNo, {"config.json", "\"" + key + "\"", "rope_scaling", "spiral"}), kFamilies);
   }
 }
 
+TEST(BadFamily, MoreExpertsPerTokenThanThereAre) {
+  const auto too_many = [](Json& c) {
+    c["num_experts_per_tok"] = 1000;
+    return true;
+  };
+  EXPECT_EQ(in_every_family(too_many, kBad, {"config.json", "\"num_experts_per_tok\"", "1000"}), kFamilies);
+}
+
+TEST(BadFamily, HeadCountsThatDoNotDivide) {
+  const auto five_of_three = [](Json& c) {
+    if (c.contains("kv_lora_rank")) return false;  // one latent for all heads: nothing to divide
+    c["num_attention_heads"] = 5;
+    c["num_key_value_heads"] = 3;
+    return true;
+  };
+  EXPECT_EQ(in_every_family(five_of_three, kBad, {"config.json", "\"num_attention_heads\"", "\"num_key_value_heads\""}), kFamilies - 2);
+}
+
 TEST(BadFamily, TypesThatLackSomethingSayWhat) {
-  EditedModel m("deepseek_v3-bf16");
-  m.config["model_type"] = "deepseek_v32";
-  const TempDir dir;
-  m.write(dir);
-  std::vector<std::string> expected{"deepseek_v32", "indexer"};
+  std::vector<std::string> known;
   for (const model::Family* f : model::all_families())
-    for (const std::string_view type : f->model_types) expected.emplace_back(type);
-  expect_error([&] { inspect_model(dir.path()); }, ErrorCode::Unsupported, expected);
+    for (const std::string_view type : f->model_types) known.emplace_back(type);
+  const auto check = [&](const char* type, bool dense, const char* missing) {
+    EditedModel m("deepseek_v3-bf16");
+    m.config["model_type"] = type;
+    if (dense) m.config.erase("n_routed_experts");
+    const TempDir dir;
+    m.write(dir);
+    std::vector<std::string> expected = known;
+    expected.insert(expected.end(), {type, missing, "missing"});
+    expect_error([&] { inspect_model(dir.path()); }, kNo, expected);
+  };
+  check("deepseek_v32", false, "indexer");
+  check("llama", true, "dense");
+  check("nobody_knows_it", false, "a description of this family");
+  check("nobody_knows_it", true, "names no experts");
+}
+
+// The folders are named after what reads them.
+TEST(Inspect, NamesTheFamilyOfEveryFixture) {
+  int n = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(fixtures())) {
+    if (!std::filesystem::exists(entry.path() / "config.json")) continue;
+    const std::string name = entry.path().filename().string();
+    EXPECT_EQ(inspect_model(entry.path()).family, name.substr(0, name.find('-')));
+    ++n;
+  }
+  EXPECT_GE(n, 27);
 }
 
 // One tensor of every kind missing at a time, in every family.

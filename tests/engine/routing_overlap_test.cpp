@@ -44,6 +44,7 @@ class RecordingStore final : public store::ExpertStore {
     return true;
   }
   bool ready(std::uint32_t ticket, std::size_t i) noexcept override { return leases_.at(ticket).ready(i); }
+  bool hit(std::uint32_t ticket, std::size_t i) noexcept override { return leases_.at(ticket).hit(i); }
   store::ExpertView wait(std::uint32_t ticket, std::size_t i) override { return leases_.at(ticket).wait(i); }
   void unpin(std::uint32_t ticket) noexcept override { leases_.erase(ticket); }
 

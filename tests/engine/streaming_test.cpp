@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -44,13 +45,20 @@ struct Loaded {
     return out;
   }
 
-  std::vector<float> logits(store::ExpertStore& experts, std::span<const TokenId> tokens, std::int64_t chunk, std::size_t prefill) const {
-    session::Session s({model, experts, *backend, precision}, {.ctx_size = 256, .chunk_size = chunk});
+  std::vector<float> logits(store::ExpertStore& experts, std::span<const TokenId> tokens, std::int64_t chunk, std::size_t prefill,
+                            Prefetch prefetch = Prefetch::Off, SessionStats* stats = nullptr) const {
+    session::Parts parts{model, experts, *backend, precision};
+    parts.prefetch = prefetch;
+    SessionOptions options;
+    options.ctx_size = 256;
+    options.chunk_size = chunk;
+    session::Session s(parts, options);
     std::vector<float> out;
     EvaluateOptions e;
     e.on_logits = [&](std::int64_t, std::span<const float> l) { out.insert(out.end(), l.begin(), l.end()); };
     s.evaluate(tokens.first(prefill), e);
     for (TokenId t : tokens.subspan(prefill)) s.evaluate({&t, 1}, e);
+    if (stats != nullptr) *stats = s.stats();
     return out;
   }
 
@@ -112,6 +120,8 @@ TEST_P(Streaming, SameBytesForAnyNumberOfSlots) {
       store::StreamingStore experts(m.binding.experts, m.names(), o);
       EXPECT_EQ(m.logits(experts, tokens, 0, tokens.size()), want) << slots << " slots";
       EXPECT_EQ(m.logits(experts, tokens, 7, 20), want) << slots << " slots, chunks and decode";
+      for (const Prefetch prefetch : {Prefetch::On, Prefetch::Auto})
+        EXPECT_EQ(m.logits(experts, tokens, 7, 5, prefetch), want) << slots << " slots, prefetch";
       EXPECT_EQ(leaked_slots(experts), 0u);
       if (slots == 32) {  // everything fits: the second pass hits
         EXPECT_GT(experts.stats().hits * 2, experts.stats().requests);
@@ -140,8 +150,55 @@ TEST(StreamingSchedules, AnyOrderOfCompletionGivesTheSameBytes) {
     store::StreamingStore experts(m.binding.experts, m.names(), o);
     const std::vector<ExpertIdx> hint{ExpertIdx(static_cast<std::int32_t>(random() % 8))};
     experts.hint(LayerIdx(static_cast<std::int32_t>(random() % 4)), hint, 1.0f);
-    ASSERT_EQ(m.logits(experts, tokens, 1 + static_cast<std::int64_t>(random() % 6), 1 + random() % tokens.size()), want) << "schedule " << seed;
+    const Prefetch prefetch = seed % 2 == 0 ? Prefetch::On : Prefetch::Off;
+    ASSERT_EQ(m.logits(experts, tokens, 1 + static_cast<std::int64_t>(random() % 6), 1 + random() % tokens.size(), prefetch), want) << "schedule " << seed;
   }
+}
+
+// The next layer's router foretells much of what that layer then wants, and what it foretells is read and used.
+TEST(StreamingPrefetch, ForetellsAndCounts) {
+  const Loaded m(demo_model());
+  const auto tokens = some_prompt();
+  store::StreamingStore experts(m.binding.experts, m.names(), m.streaming(24, 8));
+  SessionStats s;
+  EXPECT_EQ(m.logits(experts, tokens, 0, 8, Prefetch::On, &s), m.resident(tokens));
+  EXPECT_EQ(s.prefetch_steps_on, tokens.size() - 8);
+  EXPECT_EQ(s.prefetch_steps_off, 0u);
+  EXPECT_GT(s.predicted, 0u);
+  // By chance a prediction would be right for top-k of all experts.
+  const double chance = static_cast<double>(m.parsed.spec.layers.size()) > 0 ? 0.25 : 0;
+  EXPECT_GT(s.prefetch_recall(), chance);
+  EXPECT_GT(s.hints_issued, 0u);
+  EXPECT_GT(s.hints_used, 0u);
+  EXPECT_LE(s.hints_used + s.hints_wasted, s.hints_issued);
+  EXPECT_EQ(leaked_slots(experts), 0u);
+  // Off: nothing is foretold.
+  store::StreamingStore other(m.binding.experts, m.names(), m.streaming(24, 8));
+  m.logits(other, tokens, 0, 8, Prefetch::Off, &s);
+  EXPECT_EQ(s.predicted + s.hints_issued + s.prefetch_steps_on, 0u);
+}
+
+// A hint takes nothing that is pinned, still loading, or was loaded just now, and nothing worth more than itself.
+TEST(StreamingPrefetch, HintsTakeNoSlotInUse) {
+  const Loaded m(fixtures() / "qwen3_5_moe-bf16");
+  store::StreamingStore experts(m.binding.experts, m.names(), m.streaming(3, 3));
+  const std::vector<ExpertIdx> first{ExpertIdx{0}, ExpertIdx{1}, ExpertIdx{2}}, other{ExpertIdx{5}};
+  experts.visit(LayerIdx{0}, first, {}, 1);
+  {
+    store::ExpertLease lease = experts.acquire(LayerIdx{0}, first);
+    for (std::size_t i = 0; i < 3; ++i) lease.wait(i);
+    experts.hint(LayerIdx{1}, other, 1.0f);
+    EXPECT_EQ(experts.stats().hints_issued, 0u) << "all pinned";
+  }
+  experts.hint(LayerIdx{1}, other, 1.0f);
+  EXPECT_EQ(experts.stats().hints_issued, 0u) << "all loaded just now";
+  experts.visit(LayerIdx{1}, other, {}, 1);
+  experts.visit(LayerIdx{2}, other, {}, 1);
+  experts.hint(LayerIdx{3}, other, 0.0f);
+  EXPECT_EQ(experts.stats().hints_issued, 0u) << "worth nothing";
+  experts.hint(LayerIdx{3}, other, 1.0f);
+  EXPECT_EQ(experts.stats().hints_issued, 1u);
+  EXPECT_EQ(leaked_slots(experts), 0u);
 }
 
 store::StreamingOptions faulty(const Loaded& m, std::size_t slots, const Fault& fault) {
@@ -189,6 +246,24 @@ TEST(StreamingFaults, AFileCutWhileRunning) {
   EXPECT_EQ(leaked_slots(experts), 0u);
   fs::copy_file(fixtures() / "qwen3_5_moe-bf16/model.safetensors", dir / "model.safetensors", fs::copy_options::overwrite_existing);
   EXPECT_EQ(m.logits(experts, tokens, 0, tokens.size()), m.resident(tokens));  // whole again: the store goes on
+}
+
+// Another file under the same name while the model runs: the open one is read on, nothing changes. Overwritten in place by
+// something shorter: an error. Neither stops the process.
+TEST(StreamingFaults, AFileReplacedWhileRunning) {
+  const TempDir dir;
+  copy_configs(fixtures() / "qwen3_5_moe-bf16", dir.path());
+  fs::copy_file(fixtures() / "qwen3_5_moe-bf16/model.safetensors", dir / "model.safetensors");
+  const Loaded m(dir.path());
+  const auto tokens = golden_tokens("qwen3_5_moe-bf16");
+  const auto want = m.resident(tokens);
+  store::StreamingStore experts(m.binding.experts, m.names(), m.streaming(4, 3));
+  fs::rename(dir / "model.safetensors", dir / "old");
+  std::ofstream(dir / "model.safetensors") << "not a model";
+  EXPECT_EQ(m.logits(experts, tokens, 0, tokens.size()), want);
+  std::ofstream(dir / "old", std::ios::trunc) << "not a model either";
+  expect_error([&] { m.logits(experts, tokens, 0, tokens.size()); }, ErrorCode::Io, {"model.safetensors", "layer", "expert", "ends early"});
+  EXPECT_EQ(leaked_slots(experts), 0u);
 }
 
 TEST(StreamingStore, TooFewSlotsAreRefused) {

@@ -23,6 +23,8 @@ void write_meminfo(const TempDir& dir) {
             "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:   12582912 kB\nHugepagesize:       "
             "2048 kB\n");
   dir.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+  dir.write("proc/cpuinfo", "processor\t: 0\nmodel\t\t: 106\nmodel name\t: Some CPU @ 2.00GHz\nflags\t: fpu\n");
+  dir.write("proc/sys/kernel/osrelease", "6.1.0-test\n");
 }
 
 TEST(Machine, ThisOne) {
@@ -64,6 +66,8 @@ TEST(Machine, WithoutGroups) {
   EXPECT_FALSE(info.cgroup.memory_limit.has_value());
   EXPECT_FALSE(info.cgroup.cpu_quota.has_value());
   EXPECT_EQ(info.huge_pages, "madvise");
+  EXPECT_EQ(info.cpu_name, "Some CPU @ 2.00GHz");
+  EXPECT_EQ(info.kernel, "6.1.0-test");
   EXPECT_EQ(info.huge_page_bytes, 2u << 20);
 }
 
@@ -130,10 +134,12 @@ TEST(Machine, NoLimitInVersionOne) {
 TEST(Machine, OddFilesAreNoInformation) {
   TempDir dir;
   dir.write("proc/meminfo", "MemTotal: lots\nMemAvailable:\n");
+  dir.write("proc/cpuinfo", "model name\nmodel name:\n");
   dir.write("proc/self/cgroup", "no colons\n:\n::\n1:memory\n");
   dir.write("proc/self/mountinfo", "a b - c\n - \n1 2 3 4\n");
   const MachineInfo info = probe_machine(dir.path());
   EXPECT_EQ(info.ram_total, 0u);
+  EXPECT_EQ(info.cpu_name + info.kernel, "");
   EXPECT_FALSE(info.cgroup.memory_limit.has_value());
 }
 

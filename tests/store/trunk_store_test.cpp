@@ -43,6 +43,7 @@ TEST_F(Trunk, RowRunsPermute) {
   s.data = extent();
   s.runs = {{4, 2}, {0, 1}, {2, 2}, {1, 1}};
   const quant::MatrixView v = trunk.load(s);
+  trunk.finish();
   const auto* f = reinterpret_cast<const float*>(v.data);
   const int rows[] = {4, 5, 0, 2, 3, 1};
   for (int r = 0; r < 6; ++r)

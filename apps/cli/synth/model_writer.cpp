@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <span>
+#include <system_error>
 
-#include "cli/synth/stream_file.h"
+#include "cli/fail.h"
 #include "cli/synth/tokenizer_files.h"
+#include "io/stream_file.h"
 
 namespace moeflux::cli::synth {
 namespace {
@@ -33,9 +36,9 @@ std::string header_text(const Plan& plan, const Shard& shard) {
   return prefix + text;
 }
 
-void write_shard(const NewFolder& folder, const Plan& plan, const Shard& shard, std::uint64_t& done,
+void write_shard(const io::NewFolder& folder, const Plan& plan, const Shard& shard, std::uint64_t& done,
                  const WriteProgress& progress) {
-  StreamFile file(folder.path() / shard.file, shard.bytes);
+  io::StreamFile file(folder.path() / shard.file, shard.bytes);
   file.append(std::as_bytes(std::span(shard.header)));
   done += shard.header.size();
   std::vector<std::byte> block(kBlockBytes);
@@ -57,6 +60,14 @@ Json index_json(const Plan& plan, const std::vector<Shard>& shards) {
   for (const Shard& shard : shards)
     for (std::size_t i = shard.first; i < shard.last; ++i) map[plan.tensors[i].name] = shard.file;
   return {{"metadata", {{"total_size", plan.tensor_bytes}}}, {"weight_map", map}};
+}
+
+// Everything but the weights; config.json comes last: without it nothing takes the folder for a model.
+void write_small_files(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards) {
+  if (shards.size() > 1) folder.write_file("model.safetensors.index.json", index_json(plan, shards).dump(1));
+  folder.write_file("tokenizer.json", tokenizer_json().dump(1));
+  folder.write_file("generation_config.json", generation_config_json().dump(1));
+  folder.write_file("config.json", plan.config.dump(1));
 }
 
 }  // namespace
@@ -90,14 +101,21 @@ std::uint64_t total_bytes(const std::vector<Shard>& shards) {
   return sum;
 }
 
-void write_model(NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
+void write_model(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
                  const WriteProgress& progress) {
   std::uint64_t done = 0;
   for (const Shard& shard : shards) write_shard(folder, plan, shard, done, progress);
-  if (shards.size() > 1) folder.write_file("model.safetensors.index.json", index_json(plan, shards).dump(1));
-  folder.write_file("tokenizer.json", tokenizer_json().dump(1));
-  folder.write_file("generation_config.json", generation_config_json().dump(1));
-  folder.write_file("config.json", plan.config.dump(1));
+  write_small_files(folder, plan, shards);
+}
+
+void write_headers(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards) {
+  for (const Shard& shard : shards) {
+    folder.write_file(shard.file.c_str(), shard.header);
+    std::error_code error;
+    std::filesystem::resize_file(folder.path() / shard.file, shard.bytes, error);
+    if (error) fail(ErrorCode::Io, "{}: cannot set its size: {}", shard.file, error.message());
+  }
+  write_small_files(folder, plan, shards);
 }
 
 }  // namespace moeflux::cli::synth

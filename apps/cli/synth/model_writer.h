@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "cli/synth/new_folder.h"
 #include "cli/synth/plan.h"
+#include "io/new_folder.h"
 
 namespace moeflux::cli::synth {
 
@@ -26,7 +26,9 @@ std::uint64_t total_bytes(const std::vector<Shard>& shards);
 // Called after each block with the bytes written so far; may throw to stop.
 using WriteProgress = std::function<void(std::uint64_t done)>;
 // config.json comes last: without it nothing takes the folder for a model.
-void write_model(NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
+void write_model(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards,
                  const WriteProgress& progress);
+// The same files with headers and sizes but without data: what is not written are holes that take no room.
+void write_headers(io::NewFolder& folder, const Plan& plan, const std::vector<Shard>& shards);
 
 }  // namespace moeflux::cli::synth

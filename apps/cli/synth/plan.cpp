@@ -226,6 +226,11 @@ class Builder {
 
 }  // namespace
 
+std::int64_t few_layers(const Shape& shape) {
+  const auto pattern = static_cast<std::int64_t>(shape.layout.value("pattern", Json::array()).size());
+  return std::max(pattern, shape.config.value("first_k_dense_replace", std::int64_t{0}) + 1);
+}
+
 Plan make_plan(const Catalog& catalog, const Shape& shape, const SynthOptions& options) {
   return Builder(catalog, shape, options).build();
 }

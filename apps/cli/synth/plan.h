@@ -44,6 +44,9 @@ struct Plan {
   std::uint64_t tensor_bytes = 0;
 };
 
+// The fewest layers that hold every kind the shape has.
+std::int64_t few_layers(const Shape& shape);
+
 // InvalidArgument: more layers or experts than the shape has, or too few for its routing.
 Plan make_plan(const Catalog& catalog, const Shape& shape, const SynthOptions& options);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/kernels/kernel_table.h"
 #include "core/buffer.h"
 #include "core/thread_pool.h"
@@ -16,17 +17,20 @@ namespace moeflux::backend::cpu {
 // Scratch memory that grows to the largest need seen and then stays: no allocation after warm-up.
 class Scratch {
  public:
+  explicit Scratch(Allocator& allocator) : allocator_(&allocator) {}
   // At least `bytes`, aligned to 64; contents are not kept when it grows.
   std::byte* get(std::size_t bytes);
 
  private:
-  HostAllocator allocator_;
+  Allocator* allocator_;
   Buffer buffer_;
 };
 
 class CpuStream final : public Stream {
  public:
-  explicit CpuStream(int n_workers) : workers(static_cast<std::size_t>(n_workers)) {}
+  CpuStream(int n_workers, Allocator& a) : activations(a), partials(a), tables(a) {
+    for (int i = 0; i < n_workers; ++i) workers.emplace_back(a);
+  }
   std::vector<Scratch> workers;  // one per pool worker: decoded rows, attention tiles
   Scratch activations;           // quantized activations of the current op
   Scratch partials;              // attention groups, expert intermediates
@@ -35,10 +39,11 @@ class CpuStream final : public Stream {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& table, int n_threads) : k_(table), pool_(n_threads) {}
+  CpuBackend(const KernelTable& table, const CpuOptions& options)
+      : k_(table), pool_(options.n_threads), allocator_(options.allocator != nullptr ? *options.allocator : plain_) {}
 
   std::string name() const override;
-  std::unique_ptr<Stream> create_stream() override { return std::make_unique<CpuStream>(pool_.size()); }
+  std::unique_ptr<Stream> create_stream() override { return std::make_unique<CpuStream>(pool_.size(), allocator_); }
   void synchronize(Stream&) override {}
   Allocator& allocator() noexcept override { return allocator_; }
   Copier& copier() noexcept override { return copier_; }
@@ -68,7 +73,8 @@ class CpuBackend final : public Backend {
  private:
   const KernelTable& k_;
   ThreadPool pool_;
-  HostAllocator allocator_;
+  HostAllocator plain_;
+  Allocator& allocator_;
   HostCopier copier_;
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 std::vector<const cpu::KernelTable*> available_tables() {
   std::vector<const cpu::KernelTable*> tables;
-  for (const cpu::KernelTable* t : {cpu::avx512vnni_table(), cpu::avx512_table(), cpu::avx2_table(), cpu::scalar_table()})
+  for (const cpu::KernelTable* t : {cpu::avx512vnni_table(), cpu::avx512_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
     if (t != nullptr) tables.push_back(t);
   return tables;
 }
@@ -26,7 +26,7 @@ std::vector<std::string> supported_isas() {
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options) {
   const auto tables = available_tables();
   for (const cpu::KernelTable* t : tables)
-    if (options.isa.empty() || options.isa == t->name) return std::make_unique<cpu::CpuBackend>(*t, options.n_threads);
+    if (options.isa.empty() || options.isa == t->name) return std::make_unique<cpu::CpuBackend>(*t, options);
   fail(ErrorCode::InvalidArgument, "instruction set \"{}\" is not available here; choose one of: {}", options.isa,
        fmt::join(supported_isas(), ", "));
 }
@@ -42,7 +42,7 @@ std::string CpuBackend::name() const {
 std::byte* Scratch::get(std::size_t bytes) {
   if (buffer_.bytes() < bytes) {
     buffer_ = Buffer();
-    buffer_ = allocator_.allocate(bytes, 64);
+    buffer_ = allocator_->allocate(bytes, 64);
   }
   return buffer_.data();
 }

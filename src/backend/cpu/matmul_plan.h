@@ -88,11 +88,10 @@ struct MatMulJob {
   std::int64_t first_task = 0, rows_per_task = 1;
 };
 
-// Bytes of weights a task reads when tokens are few: small enough to balance (eight tasks a thread), large
-// enough for the kernels to run ahead of memory inside a task.
+// Bytes of weights a task reads when tokens are few: small enough for an even end. A thread's tasks follow each other in
+// memory, so that kernels run ahead of memory from one into the next.
 inline std::int64_t bytes_per_task(std::uint64_t total_bytes, int n_threads) noexcept {
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (8 * n_threads), 32 << 10,
-                                  256 << 10);
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (16 * n_threads), 32 << 10, 128 << 10);
 }
 
 // Rows a task computes; one panel when tokens are many.

@@ -1,5 +1,7 @@
 // Attention: one task per query head, or per group of key tiles when a few queries meet a long context.
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "backend/cpu/cpu_internal.h"
 
@@ -64,29 +66,91 @@ HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int
   return {(shared + n - 1) / n, n, n_kv};
 }
 
+// Tokens whose queries meet a tile of keys one after another while it is in cache. Their states take 16 KiB each for eight
+// heads of 256: eight tokens stay in the second-level cache beside the tile.
+constexpr std::int64_t kMaxHeads = 8, kTokensPerTask = 8;
+
+void clear(SoftmaxState& s, std::int64_t hd) noexcept {
+  s.m = -std::numeric_limits<float>::infinity();
+  s.l = 0.0f;
+  std::fill_n(s.acc, hd, 0.0f);
+}
+
+// One head, or up to eight that share a kv head, over the keys of `a`; the states begin here.
+void run_group(const KernelTable& k, const Attention& op, const HeadSplit& split, const AttentionGroup& a, std::int64_t n,
+               SoftmaxState* out) noexcept {
+  if (split.per_task == 1) return k.attention_group(a, out[0]);
+  const int n_heads = n > 4 ? 8 : 4;
+  for (int i = 0; i < n_heads; ++i) clear(out[i], a.v_dim);
+  k.attention_heads(a, op.q.stride(1), static_cast<int>(n), out, n_heads);
+}
+
+// Heads [h, h + n) of one token over all its keys.
+void attend_token(const KernelTable& k, const Attention& op, const HeadSplit& split, std::int64_t t, std::int64_t h, std::int64_t n,
+                  float* scratch) noexcept {
+  const std::int64_t hd = op.v.dim(2);
+  SoftmaxState total[kMaxHeads], next[kMaxHeads];
+  for (std::int64_t i = 0; i < kMaxHeads; ++i) {
+    total[i].acc = scratch + kMaxHeads * Attention::kTile + i * hd;
+    next[i].acc = total[i].acc + kMaxHeads * hd;
+  }
+  const KeyRange keys = keys_of(op, t);
+  for (std::int64_t g = 0; g < keys.n_groups(); ++g) {
+    run_group(k, op, split, group_args(op, t, h, keys.first_group() + g, scratch), n, g == 0 ? total : next);
+    if (g > 0)
+      for (std::int64_t i = 0; i < n; ++i) k.attention_merge(total[i], next[i], hd);
+  }
+  for (std::int64_t i = 0; i < n; ++i) k.attention_finish(total[i], sink_of(op, h + i), output(op, t, h + i), hd);
+}
+
+// The same for tokens [t0, t1), tile by tile: every token's own order of keys stays as it is.
+void attend_tokens(const KernelTable& k, const Attention& op, std::int64_t t0, std::int64_t t1, std::int64_t h, std::int64_t n,
+                   float* scratch) noexcept {
+  const std::int64_t hd = op.v.dim(2);
+  const int n_heads = n > 4 ? 8 : 4;
+  SoftmaxState total[kTokensPerTask][kMaxHeads], next[kTokensPerTask][kMaxHeads];
+  float* acc = scratch + kMaxHeads * Attention::kTile;
+  for (auto* states : {total, next})
+    for (std::int64_t t = 0; t < t1 - t0; ++t)
+      for (int i = 0; i < n_heads; ++i, acc += hd) states[t][i].acc = acc;
+  const std::int64_t first = keys_of(op, t0).first_group(), last = (keys_of(op, t1 - 1).end - 1) / kGroupKeys;
+  for (std::int64_t g = first; g <= last; ++g) {
+    const auto states_of = [&](std::int64_t t) noexcept { return g == keys_of(op, t).first_group() ? total[t - t0] : next[t - t0]; };
+    for (std::int64_t t = t0; t < t1; ++t)
+      for (int i = 0; i < n_heads; ++i) clear(states_of(t)[i], hd);
+    for (std::int64_t tile = g * kGroupKeys; tile < (g + 1) * kGroupKeys; tile += Attention::kTile) {
+      bool cold = true;
+      for (std::int64_t t = t0; t < t1; ++t) {
+        AttentionGroup a = group_args(op, t, h, g, scratch);
+        a.j_begin = std::max(a.j_begin, tile);
+        a.j_end = std::min(a.j_end, tile + Attention::kTile);
+        if (a.j_begin >= a.j_end) continue;
+        a.cold = std::exchange(cold, false);
+        k.attention_heads(a, op.q.stride(1), static_cast<int>(n), states_of(t), n_heads);
+      }
+    }
+    for (std::int64_t t = t0; t < t1; ++t)
+      if (const KeyRange keys = keys_of(op, t); g > keys.first_group() && g * kGroupKeys < keys.end)
+        for (std::int64_t i = 0; i < n; ++i) k.attention_merge(total[t - t0][i], next[t - t0][i], hd);
+  }
+  for (std::int64_t t = t0; t < t1; ++t)
+    for (std::int64_t i = 0; i < n; ++i) k.attention_finish(total[t - t0][i], sink_of(op, h + i), output(op, t, h + i), hd);
+}
+
 }  // namespace
 
-// A task computes all groups of its heads in order, or one group when there are too few queries for the
-// threads and another pass merges them.
+// A task computes all groups of its heads in order, for one token or, where keys would be read again for every token, for a few;
+// or one group when there are too few queries for the threads and another pass merges them.
 void CpuBackend::execute(Stream& stream, const Attention& op) {
   auto& s = static_cast<CpuStream&>(stream);
-  constexpr std::int64_t kMaxHeads = 8;
   const std::int64_t n_tokens = op.q.dim(0), n_heads = op.q.dim(1), hd = op.v.dim(2);
   const std::int64_t most_groups = keys_of(op, n_tokens - 1).n_groups();
   const HeadSplit split =
       split_heads(op, n_tokens * most_groups, pool_.size(), k_.attention_heads != nullptr);
   const std::int64_t shared = n_heads / split.n_kv, per_token = split.tasks_per_token();
-  for (Scratch& w : s.workers) w.get(static_cast<std::size_t>(kMaxHeads * (Attention::kTile + 2 * hd)) * 4);
+  const std::int64_t per_task = split.per_task > 1 && n_tokens * per_token >= 4 * pool_.size() * kTokensPerTask ? kTokensPerTask : 1;
+  for (Scratch& w : s.workers) w.get(static_cast<std::size_t>(kMaxHeads * (Attention::kTile + 2 * per_task * hd)) * 4);
 
-  // Heads [h, h + n) of token t over one group of keys.
-  const auto group = [&](std::int64_t t, std::int64_t h, std::int64_t n, std::int64_t g, float* scores,
-                         SoftmaxState* out) noexcept {
-    const AttentionGroup a = group_args(op, t, h, g, scores);
-    if (split.per_task > 1)
-      k_.attention_heads(a, op.q.stride(1), static_cast<int>(n), out, n > 4 ? 8 : 4);
-    else
-      k_.attention_group(a, out[0]);
-  };
   const auto first_head = [&](std::int64_t i) noexcept {
     return i / split.tasks_per_kv * shared + i % split.tasks_per_kv * split.per_task;
   };
@@ -98,24 +162,14 @@ void CpuBackend::execute(Stream& stream, const Attention& op) {
   };
 
   if (most_groups == 1 || n_tokens * per_token >= 4 * pool_.size()) {
-    pool_.run(n_tokens * per_token, [&](std::int64_t i, int worker) noexcept {
+    pool_.run((n_tokens + per_task - 1) / per_task * per_token, [&](std::int64_t i, int worker) noexcept {
       // Late tokens see the most keys: they go first, so that no thread is left with a long task at the end.
-      const std::int64_t t = n_tokens - 1 - i / per_token, h = first_head(i % per_token),
-                         n = heads_of(i % per_token);
-      float* scores = scratch_of(worker);
-      SoftmaxState total[kMaxHeads], next[kMaxHeads];
-      for (std::int64_t k = 0; k < kMaxHeads; ++k) {
-        total[k].acc = scores + kMaxHeads * Attention::kTile + k * hd;
-        next[k].acc = total[k].acc + kMaxHeads * hd;
-      }
-      const KeyRange keys = keys_of(op, t);
-      for (std::int64_t g = 0; g < keys.n_groups(); ++g) {
-        group(t, h, n, keys.first_group() + g, scores, g == 0 ? total : next);
-        if (g > 0)
-          for (std::int64_t k = 0; k < n; ++k) k_.attention_merge(total[k], next[k], hd);
-      }
-      for (std::int64_t k = 0; k < n; ++k)
-        k_.attention_finish(total[k], sink_of(op, h + k), output(op, t, h + k), hd);
+      const std::int64_t end = n_tokens - i / per_token * per_task, begin = std::max<std::int64_t>(0, end - per_task);
+      const std::int64_t h = first_head(i % per_token), n = heads_of(i % per_token);
+      if (per_task > 1)
+        attend_tokens(k_, op, begin, end, h, n, scratch_of(worker));
+      else
+        attend_token(k_, op, split, begin, h, n, scratch_of(worker));
     });
     return;
   }
@@ -136,7 +190,7 @@ void CpuBackend::execute(Stream& stream, const Attention& op) {
     SoftmaxState part[kMaxHeads];
     for (std::int64_t k = 0; k < kMaxHeads; ++k)
       part[k].acc = k < n ? partial(t, h + k, g) + 2 : scores + kMaxHeads * Attention::kTile + k * hd;
-    group(t, h, n, keys.first_group() + g, scores, part);
+    run_group(k_, op, split, group_args(op, t, h, keys.first_group() + g, scores), n, part);
     for (std::int64_t k = 0; k < n; ++k) {
       partial(t, h + k, g)[0] = part[k].m;
       partial(t, h + k, g)[1] = part[k].l;

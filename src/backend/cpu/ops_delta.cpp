@@ -11,13 +11,12 @@ namespace {
 constexpr std::int64_t kChannelsPerTask = 256;
 constexpr std::int64_t kColumnsPerTask = 16;  // 16 columns of 128 keys are 8 KiB of state: first-level cache
 
-// The last K-1 inputs, oldest first, become the state.
-void advance_conv_state(const CausalConv& op) {
+// Channels [c0, c1) of the last K-1 inputs, oldest first, become the state. Each task moves its own: they are in its cache.
+void advance_conv_state(const CausalConv& op, std::int64_t c0, std::int64_t c1) noexcept {
   const std::int64_t keep = op.state.dim(0), n_tokens = op.u.dim(0);
-  const auto row_bytes = static_cast<std::size_t>(op.u.dim(1)) * 4;
   for (std::int64_t i = 0; i < keep; ++i) {
     const std::int64_t from = n_tokens - keep + i;  // below 0: an older state row, which lies further on
-    std::memmove(op.state.row(i), from < 0 ? op.state.row(from + keep) : op.u.row(from), row_bytes);
+    std::memcpy(op.state.row(i) + c0, (from < 0 ? op.state.row(from + keep) : op.u.row(from)) + c0, static_cast<std::size_t>(c1 - c0) * 4);
   }
 }
 
@@ -35,18 +34,25 @@ void CpuBackend::execute(Stream&, const CausalConv& op) {
   b.n_taps = op.w.dim(1);
   b.n_tokens = op.u.dim(0);
   pool_.run((b.n_channels + kChannelsPerTask - 1) / kChannelsPerTask, [&](std::int64_t i, int) noexcept {
-    k_.conv(b, i * kChannelsPerTask, std::min(b.n_channels, (i + 1) * kChannelsPerTask));
+    const std::int64_t c0 = i * kChannelsPerTask, c1 = std::min(b.n_channels, c0 + kChannelsPerTask);
+    k_.conv(b, c0, c1);
+    advance_conv_state(op, c0, c1);
   });
-  advance_conv_state(op);
 }
 
 void CpuBackend::execute(Stream&, const DeltaGates& op) {
-  for (std::int64_t t = 0; t < op.a.dim(0); ++t)
+  const auto token = [&](std::int64_t t, int) noexcept {
     for (std::int64_t h = 0; h < op.a.dim(1); ++h) {
       const float g = op.neg_exp_a.f32()[h] * math::softplus(op.a.row(t)[h] + op.dt_bias.f32()[h]);
       op.decay.row(t)[h] = math::exp(g);
       op.beta.row(t)[h] = math::sigmoid(op.b.row(t)[h]);
     }
+  };
+  constexpr std::int64_t kInlineTokens = 8;  // some microseconds of scalar work
+  if (op.a.dim(0) <= kInlineTokens)
+    for (std::int64_t t = 0; t < op.a.dim(0); ++t) token(t, 0);
+  else
+    pool_.run(op.a.dim(0), token);
 }
 
 void CpuBackend::execute(Stream&, const GatedDelta& op) {

@@ -125,8 +125,6 @@ class CudaBackend final : public Backend {
   Allocator& allocator() noexcept override { return allocator_; }
   Allocator& pinned_allocator() noexcept override { return pinned_; }
   Copier& copier() noexcept override { return copier_; }
-  // Some hundred tokens an expert: tiles of the tensor cores are full.
-  std::int64_t preferred_chunk() const noexcept override { return kCudaChunk; }
   bool routes_on_device() const noexcept override { return true; }
   void run_routed(Stream& stream, const RoutedFfn& op) override;
   bool begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) override;

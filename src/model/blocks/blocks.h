@@ -46,6 +46,19 @@ struct MoeTensorScratch {
   TensorView logits, ids, weights, rows, shared, shared_gate;
   MoeTensorScratch(Arena& arena, const MoeSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
 };
+struct PredictScratch {
+  TensorView x, logits, ids, weights;
+  PredictScratch(Arena& arena, const MoeSpec& spec, std::int64_t hidden_dim);
+};
+
+// The next layer with experts, seen from the layer before.
+struct NextRouter {
+  LayerIdx layer{-1};
+  const MoeSpec* spec = nullptr;  // null: there is none
+  const MoeWeights* weights = nullptr;
+  TensorView norm;  // of its feed-forward
+  float norm_eps = 0.0f;
+};
 
 // Mixers give what is added to the residual stream: [T, D].
 TensorView attention_gqa(Context& c, const GqaSpec& spec, const GqaWeights& w, const RopeWeights& rope, const LayerState& state,
@@ -57,7 +70,16 @@ TensorView delta_net(Context& c, const GatedDeltaSpec& spec, const GatedDeltaWei
 
 // Feed-forwards add to h themselves.
 void dense_ffn(Context& c, const FfnWeights& w, const TensorView& x, const TensorView& h);
-void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h);
+// With c.prefetch a single token foretells the experts of `next` while its own are under way; a prompt that will need most of
+// them has the first ones read while the next mixer computes.
+void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h, const NextRouter& next);
+
+// Foretells the experts of `next` from the residual stream h [1, D] and hints them to the store. Never changes a result.
+void predict_experts(Context& c, const NextRouter& next, const TensorView& h);
+// For a prompt of n_tokens: hints the first experts of `next`, in file order, where most will be needed.
+void announce_scan(Context& c, const NextRouter& next, std::int64_t n_tokens);
+// Compares what was foretold for the layer with c.moe.ids, its choice.
+void judge_prediction(Context& c, LayerIdx layer);
 
 // logits [n, V] of n rows of the normed hidden state.
 void head(Context& c, const quant::MatrixView& w, const TensorView& x, const TensorView& logits);

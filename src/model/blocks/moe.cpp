@@ -76,6 +76,17 @@ void run_shared(Context& c, const MoeSpec& spec, const MoeWeights& w, const Tens
   if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
 }
 
+void record_reads(Context& c, LayerIdx layer, const store::ExpertLease& lease, std::span<const ExpertIdx> experts) {
+  LayerReads& r = c.reads->emplace_back();
+  r.layer = raw(layer);
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    if (lease.hit(i))
+      ++r.n_hits;
+    else
+      r.missed.push_back(raw(experts[i]));
+  }
+}
+
 // Tells the store what this visit of the layer wants.
 void report_visit(Context& c, LayerIdx layer, std::int64_t n_tokens) {
   MoeScratch& m = c.moe;
@@ -90,14 +101,17 @@ void report_visit(Context& c, LayerIdx layer, std::int64_t n_tokens) {
 
 // The experts of a layer in ascending order, which is file order, a batch at a time: while one is computed the next is being
 // read. The first goes out before the shared expert is computed, so that its misses fly meanwhile.
-void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s, const TensorView& h,
+                 const NextRouter& next_router) {
   report_visit(c, layer, x.dim(0));
   const std::span<const ExpertIdx> all(c.moe.wanted);
   const std::size_t batch = x.dim(0) == 1 ? c.experts.max_lease() : c.experts.scan_batch();
   const auto part = [&](std::size_t at) { return all.subspan(at, std::min(batch, all.size() - at)); };
 
   store::ExpertLease lease = c.experts.acquire(layer, part(0));
+  if (c.reads != nullptr && x.dim(0) == 1) record_reads(c, layer, lease, part(0));
   run_shared(c, spec, w, x, s);
+  if (c.prefetch && x.dim(0) == 1 && next_router.spec != nullptr) predict_experts(c, next_router, h);
   for (std::size_t at = 0; at < all.size();) {
     const std::span<const ExpertIdx> now = part(at);
     const std::size_t after = at + now.size();
@@ -146,12 +160,23 @@ MoeTensorScratch::MoeTensorScratch(Arena& a, const MoeSpec& s, std::int64_t n, s
   if (s.shared_gate) shared_gate = a.f32({n, 1});
 }
 
-void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h) {
+namespace {
+
+// What the hook and the prediction have to do with a choice that has come to c.moe.ids.
+void on_routed(Context& c, LayerIdx layer, const MoeSpec& spec, const TensorView& ids) {
+  judge_prediction(c, layer);
+  if (c.routing != nullptr && c.routing->routed(layer, spec.n_experts, spec.top_k, c.moe.ids))
+    c.backend.copier().to_device(static_cast<std::byte*>(ids.data), reinterpret_cast<const std::byte*>(c.moe.ids.data()), c.moe.ids.size() * 4);
+}
+
+}  // namespace
+
+void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h, const NextRouter& next) {
   const std::int64_t n = x.dim(0), d = x.dim(1);
   const MoeTensorScratch s(c.arena, spec, n, d);
   // Routers see f32 activations in both precisions.
-  const store::ResidentExperts resident = c.experts.resident(layer);
-  const bool on_device = routed_on_device(c.backend, resident);
+  const store::ResidentExperts resident = c.experts.resident_layer(layer);
+  const bool on_device = c.routing == nullptr && routed_on_device(c.backend, resident);  // a hook wants to see the choice
   const backend::MatMulPart gates[] = {{w.router, w.router_bias, s.logits}, {w.shared_gate, {}, s.shared_gate}};
   c.run(backend::MatMul{x, {gates, on_device && spec.shared_gate ? 2u : 1u}, Precision::Exact});
   const RouterSpec& r = spec.router;
@@ -165,9 +190,11 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   c.backend.synchronize(c.stream);
   c.moe.ids.resize(static_cast<std::size_t>(n * spec.top_k));
   c.backend.copier().to_host(reinterpret_cast<std::byte*>(c.moe.ids.data()), static_cast<const std::byte*>(s.ids.data), c.moe.ids.size() * 4);
+  on_routed(c, layer, spec, s.ids);
   group_by_expert(c.moe, n, spec.top_k, spec.n_experts);
 
-  run_experts(c, layer, spec, w, x, s);
+  run_experts(c, layer, spec, w, x, s, h, next);
+  if (c.prefetch && n > 1 && next.spec != nullptr) announce_scan(c, next, n);
   c.run(combine);
 }
 

@@ -106,7 +106,7 @@ MoeSpec read_moe(ModelConfig& c) {
   m.n_experts = c.need_int({"num_experts", "num_local_experts", "n_routed_experts"}, 1, 65536);
   m.top_k = c.need_int({"num_experts_per_tok", "experts_per_token"}, 1, 1024);
   if (m.top_k > m.n_experts)
-    fail(ErrorCode::InvalidModel, "{}: \"num_experts_per_tok\" ({}) is more than \"num_experts\" ({})", c.origin(), m.top_k, m.n_experts);
+    fail(ErrorCode::InvalidModel, "{}: \"num_experts_per_tok\" is {}, but there are {} experts", c.origin(), m.top_k, m.n_experts);
   m.inner_dim = c.need_int({"moe_intermediate_size", "intermediate_size"}, 1, kMaxDim);
   return m;
 }

@@ -69,6 +69,7 @@ struct AttentionGroup {
   std::int64_t j_begin = 0, j_end = 0;
   float scale = 1.0f;
   float* scores = nullptr;  // Attention::kTile floats of scratch
+  bool cold = true;         // keys and values come from memory: worth asking for ahead
 };
 
 // Running softmax state of one query: m, l and acc[v_dim].
@@ -149,9 +150,10 @@ struct KernelTable {
   void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
                      std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
                      std::int32_t* sx_out) noexcept;
-  // attention_group for up to 8 query heads of one kv head, q_stride apart: out[0 .. n_heads), n_heads a multiple of 4
-  // and at least n_queries, all with an acc; a.scores holds 8 tiles. head_dim is a multiple of 32. Null: not here.
-  void (*attention_heads)(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* out,
+  // attention_group for up to 8 query heads of one kv head, q_stride apart, but going on from the states it finds:
+  // state[0 .. n_heads), n_heads a multiple of 4 and at least n_queries, all with an acc; a.scores holds 8 tiles. head_dim is
+  // a multiple of 32. Null: not here.
+  void (*attention_heads)(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* state,
                           int n_heads) noexcept;
 };
 
@@ -160,5 +162,6 @@ const KernelTable* scalar_table() noexcept;
 const KernelTable* avx2_table() noexcept;
 const KernelTable* avx512_table() noexcept;
 const KernelTable* avx512vnni_table() noexcept;
+const KernelTable* neon_table() noexcept;
 
 }  // namespace moeflux::backend::cpu

@@ -86,6 +86,21 @@ MOEFLUX_MATH void add_values(const AttentionGroup& a, const HeadTile& h, int fir
   store(y0 + 16, b0), store(y1 + 16, b1), store(y2 + 16, b2), store(y3 + 16, b3);
 }
 
+// Key and value rows lie apart, and values are read by columns: more than the hardware sees coming. Asked for before they are met,
+// into the second-level cache.
+template <bool F16>
+MOEFLUX_MATH void fetch_rows(const AttentionGroup& a, std::int64_t j) noexcept {
+  constexpr std::int64_t kSize = F16 ? 2 : 4, kAheadKeys = 8;
+  for (std::int64_t i = j; i < j + 4; ++i) {
+    const char* k = reinterpret_cast<const char*>(a.k + (i + kAheadKeys) * a.k_stride * kSize);
+    const char* v = reinterpret_cast<const char*>(a.v + i * a.v_stride * kSize);
+    for (std::int64_t at = 0; at < a.head_dim * kSize; at += 64) {
+      _mm_prefetch(k + at, _MM_HINT_T1);
+      _mm_prefetch(v + at, _MM_HINT_T1);
+    }
+  }
+}
+
 template <bool F16>
 void attend_heads_tile(const AttentionGroup& a, const HeadTile& h, int n_heads, std::int64_t base,
                        std::int64_t j0, std::int64_t j1) noexcept {
@@ -97,6 +112,7 @@ void attend_heads_tile(const AttentionGroup& a, const HeadTile& h, int n_heads, 
     const std::byte* k[4];
     for (int i = 0; i < 4; ++i) k[i] = a.k + (j + i < j1 ? j + i : j1 - 1) * a.k_stride * kSize;
     const auto mask = static_cast<__mmask8>((1u << (j1 - j < 4 ? j1 - j : 4)) - 1u);
+    if (a.cold) fetch_rows<F16>(a, j);
     for (int q = 0; q < n_heads; q += 4) {
       const __m512 v = _mm512_mul_ps(scale, scores_4x4<F16>(h.q + q, k, a.head_dim));
       float* p = h.p + q * kTile + (j - base);
@@ -129,16 +145,13 @@ void attend_heads_tile(const AttentionGroup& a, const HeadTile& h, int n_heads, 
 
 // n_heads is a multiple of 4 (heads to fill up repeat one and write to a state of their own), head_dim one
 // of 32.
-void attention_heads(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* out,
+void attention_heads(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* state,
                      int n_heads) noexcept {
   HeadTile h;
   h.p = a.scores;
   for (int i = 0; i < n_heads; ++i) {
     h.q[i] = a.q + (i < n_queries ? i : 0) * q_stride;
-    h.s[i] = out + i;
-    out[i].m = -__builtin_inff();
-    out[i].l = 0.0f;
-    for (std::int64_t k = 0; k < a.head_dim; ++k) out[i].acc[k] = 0.0f;
+    h.s[i] = state + i;
   }
   for (std::int64_t j = a.j_begin; j < a.j_end;) {
     const std::int64_t base = j / Attention::kTile * Attention::kTile;

@@ -6,7 +6,7 @@ namespace {
 // Sixteen rows are too many streams for the hardware to run ahead of; the tiles of a matrix follow each other
 // in memory, so the kernel asks for its bytes this far ahead, into the second-level cache: the first has too
 // few requests in flight. (9 GB/s a core into the first level, 17 into the second; 4 KiB ahead 11, 16 or 64
-// KiB 17.)
+// KiB 17.) Never less than a tile: its last row is needed when its first one is.
 inline constexpr std::uint64_t kAhead = 16 << 10;
 
 // Four registers of partial sums -> per 128-bit quarter the four sums of that quarter, in row order.
@@ -165,10 +165,11 @@ void matvec_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
   const MatrixView& w = b.w;
   const std::int64_t n_groups = w.cols / Group;
   const std::uint64_t row_bytes = w.row_bytes(), scale_bytes = w.scale_row_bytes();
+  const std::uint64_t distance = kTileRows * row_bytes > kAhead ? kTileRows * row_bytes : kAhead;
   alignas(64) float scales[kChunkGroups * kTileRows], biases[kChunkGroups * kTileRows];
   for (std::int64_t r = row_begin; r < row_end; r += kTileRows) {
     const TileRows rows = tile_rows(r, row_end);
-    const char* ahead = reinterpret_cast<const char*>(w.data) + rows.offset[0] * row_bytes + kAhead;
+    const char* ahead = reinterpret_cast<const char*>(w.data) + rows.offset[0] * row_bytes + distance;
     for (std::uint64_t at = 0; at < kTileRows * scale_bytes; at += 64) {
       const std::uint64_t next = (rows.offset[0] + 2 * kTileRows) * scale_bytes + at;
       _mm_prefetch(reinterpret_cast<const char*>(w.scales + next), _MM_HINT_T1);

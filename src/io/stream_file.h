@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-namespace moeflux::cli::synth {
+namespace moeflux::io {
 
 // A new file of known size. Bytes are collected in a few aligned buffers and written by a thread of its own
 // past the page cache where the file system allows that, so that gigabytes of new data push nothing else out
@@ -66,4 +66,4 @@ class StreamFile {
   std::vector<std::thread> writers_;
 };
 
-}  // namespace moeflux::cli::synth
+}  // namespace moeflux::io

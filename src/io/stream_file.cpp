@@ -1,4 +1,4 @@
-#include "cli/synth/stream_file.h"
+#include "io/stream_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -11,9 +11,9 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/fail.h"
+#include "core/error.h"
 
-namespace moeflux::cli::synth {
+namespace moeflux::io {
 
 void StreamFile::Free::operator()(std::byte* p) const noexcept { std::free(p); }
 
@@ -147,4 +147,4 @@ void StreamFile::fail_io(const char* what, int error) const {
   fail(ErrorCode::Io, "{}: {}: {}", path_.string(), what, std::generic_category().message(error));
 }
 
-}  // namespace moeflux::cli::synth
+}  // namespace moeflux::io

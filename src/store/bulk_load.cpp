@@ -1,0 +1,228 @@
+#include "store/bulk_load.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/thread_pool.h"
+#include "io/async_reader.h"
+#include "io/region.h"
+
+namespace moeflux::store {
+namespace {
+
+constexpr std::uint64_t kBlockBytes = 2u << 20;  // full speed on every disk we know; the reader would cut larger ones
+constexpr std::uint64_t kWindowBytes = kBlockBytes + io::kDirectAlign;  // a block may begin and end inside a disk block
+constexpr std::size_t kMaxWindows = 16;
+constexpr int kMaxThreads = 4;  // two copy as fast as one disk reads
+
+// A run of bytes of one file that serves the reads [first, last].
+struct Block {
+  std::uint32_t file = 0;
+  std::uint64_t offset = 0, bytes = 0;
+  std::size_t first = 0, last = 0;
+};
+
+std::vector<Block> plan_blocks(std::span<const BulkRead> reads) {
+  std::vector<Block> blocks;
+  for (std::size_t i = 0; i < reads.size(); ++i) {
+    const format::Extent& e = reads[i].source;
+    for (std::uint64_t done = 0; done < e.bytes;) {
+      const bool goes_on = !blocks.empty() && blocks.back().file == e.file && blocks.back().bytes < kBlockBytes &&
+                           blocks.back().offset + blocks.back().bytes == e.offset + done;
+      if (!goes_on) blocks.push_back({e.file, e.offset + done, 0, i, i});
+      Block& b = blocks.back();
+      const std::uint64_t n = std::min(e.bytes - done, kBlockBytes - b.bytes);
+      b.bytes += n;
+      b.last = i;
+      done += n;
+    }
+  }
+  return blocks;
+}
+
+// What the threads of one load share.
+class Load {
+ public:
+  Load(const format::ModelFolder& folder, std::span<const BulkRead> reads, Copier& copier, const BulkHooks& hooks)
+      : folder_(folder), reads_(reads), copier_(copier), hooks_(hooks), blocks_(plan_blocks(reads)) {
+    const std::size_t windows = std::min(kMaxWindows, blocks_.size());
+    region_ = io::Region::allocate(windows * kWindowBytes, windows == kMaxWindows);
+    for (std::size_t i = windows; i-- > 0;) free_.push_back(region_.data() + i * kWindowBytes);
+    windows_.resize(blocks_.size());
+    for (const BulkRead& r : reads) left_.push_back(r.source.bytes);
+    std::vector<std::filesystem::path> paths;
+    for (std::size_t f = 0; f < folder.n_files(); ++f) paths.push_back(folder.file(static_cast<std::uint32_t>(f)).path());
+    io::ReaderOptions options;
+    options.depth = kMaxWindows;
+    options.n_threads = kMaxThreads;
+    reader_ = io::make_reader(paths, {region_.span()}, options);
+  }
+
+  void run() {
+    const auto n = std::min({static_cast<std::size_t>(usable_cores()), static_cast<std::size_t>(kMaxThreads), blocks_.size()});
+    std::vector<std::thread> helpers;
+    for (std::size_t i = 1; i < n; ++i) helpers.emplace_back([this] { work(false); });
+    work(true);
+    for (std::thread& t : helpers) t.join();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void work(bool reports) noexcept {
+    try {
+      while (!finished()) {
+        submit();
+        std::array<io::ReadCompletion, 1> done;
+        if (reader_->wait(done, std::chrono::milliseconds(20)) == 0) continue;
+        finish(done[0]);
+        if (reports && hooks_.progress) hooks_.progress(progress());
+      }
+      if (reports && hooks_.progress && !failed()) hooks_.progress(progress());  // what the others did last
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+    }
+  }
+
+  bool failed() {
+    const std::lock_guard lock(mutex_);
+    return error_ != nullptr;
+  }
+  bool finished() {
+    const std::lock_guard lock(mutex_);
+    return error_ != nullptr || n_done_ == blocks_.size();
+  }
+  std::uint64_t progress() {
+    const std::lock_guard lock(mutex_);
+    return bytes_done_;
+  }
+
+  // As many blocks as there are windows for.
+  void submit() {
+    const std::lock_guard lock(mutex_);
+    for (; next_ < blocks_.size() && !free_.empty(); ++next_) {
+      const Block& b = blocks_[next_];
+      windows_[next_] = free_.back();
+      io::ReadRequest request;
+      request.file = b.file;
+      request.offset = b.offset;
+      request.bytes = b.bytes;
+      request.window = windows_[next_];
+      request.tag = next_;
+      if (reader_->submit({&request, 1}) != 0) fail(ErrorCode::Internal, "{}: a read was refused", folder_.file(b.file).path().string());
+      free_.pop_back();
+    }
+  }
+
+  void finish(const io::ReadCompletion& c) {
+    const Block& b = blocks_[c.tag];
+    std::byte* const window = windows_[c.tag];
+    std::byte* bytes = window + io::aligned_window(b.offset, b.bytes).skew;
+    if (c.status != 0 || c.bytes != b.bytes) {
+      bytes = window;
+      again(b, bytes);
+    }
+    for (std::size_t i = b.first; i <= b.last; ++i) {
+      const format::Extent& e = reads_[i].source;
+      const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
+      if (from < to) copier_.to_device(reads_[i].to + (from - e.offset), bytes + (from - b.offset), to - from);
+    }
+    release(window);
+    for (std::size_t i = b.first; i <= b.last; ++i)
+      if (reads_[i].check && completed(i, b)) check(reads_[i]);
+    const std::lock_guard lock(mutex_);
+    ++n_done_;
+    bytes_done_ += b.bytes;
+  }
+
+  void release(std::byte* window) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(window);
+  }
+
+  // Whether the block was the last one that read i waited for.
+  bool completed(std::size_t i, const Block& b) {
+    const format::Extent& e = reads_[i].source;
+    const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
+    if (from >= to) return false;
+    const std::lock_guard lock(mutex_);
+    left_[i] -= to - from;
+    return left_[i] == 0;
+  }
+
+  bool passes(const BulkRead& r) {
+    if (const std::byte* in_place = copier_.host_view(r.to)) return r.check->passes({in_place, r.source.bytes});
+    DigestStream digest(r.check->seed);
+    std::vector<std::byte> staging(std::min(kBlockBytes, r.source.bytes));
+    for (std::uint64_t done = 0; done < r.source.bytes;) {
+      const std::uint64_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
+      copier_.to_host(staging.data(), r.to + done, n);
+      digest.add({staging.data(), n});
+      done += n;
+    }
+    return digest.digest() == r.check->digest;
+  }
+
+  // Once more through the page cache; then it is an error.
+  void check(const BulkRead& r) {
+    if (passes(r)) return;
+    const io::File& file = folder_.file(r.source.file);
+    std::vector<std::byte> staging(std::min(kBlockBytes, r.source.bytes));
+    for (std::uint64_t done = 0; done < r.source.bytes;) {
+      const std::uint64_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
+      file.read_exact(r.source.offset + done, {staging.data(), n});
+      copier_.to_device(r.to + done, staging.data(), n);
+      done += n;
+    }
+    if (passes(r)) return;
+    fail(ErrorCode::InvalidModel, "{}: {}what is at offset {} ({} bytes) {}", file.path().string(), hooks_.describe ? hooks_.describe(r.id) : "",
+         r.source.offset, r.source.bytes, kDamaged);
+  }
+
+  // Read by read, so that the message tells whose bytes are missing.
+  void again(const Block& b, std::byte* bytes) {
+    for (std::size_t i = b.first; i <= b.last; ++i) {
+      const format::Extent& e = reads_[i].source;
+      const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
+      if (from >= to) continue;
+      try {
+        folder_.file(b.file).read_exact(from, {bytes + (from - b.offset), to - from});
+      } catch (const Error& error) {
+        fail(error.code(), "{}{}", hooks_.describe ? hooks_.describe(reads_[i].id) : "", error.what());
+      }
+    }
+  }
+
+  const format::ModelFolder& folder_;
+  std::span<const BulkRead> reads_;
+  Copier& copier_;
+  const BulkHooks& hooks_;
+  const std::vector<Block> blocks_;
+  io::Region region_;
+  std::mutex mutex_;  // guards what follows
+  std::vector<std::byte*> free_;
+  std::vector<std::byte*> windows_;  // of each block in flight
+  std::vector<std::uint64_t> left_;  // bytes each read still waits for
+  std::size_t next_ = 0, n_done_ = 0;
+  std::uint64_t bytes_done_ = 0;
+  std::exception_ptr error_;
+  std::unique_ptr<io::AsyncReader> reader_;  // last: it stops before the memory it writes to goes
+};
+
+}  // namespace
+
+void bulk_load(const format::ModelFolder& folder, std::span<BulkRead> reads, Copier& copier, const BulkHooks& hooks) {
+  std::sort(reads.begin(), reads.end(), [](const BulkRead& a, const BulkRead& b) {
+    return a.source.file != b.source.file ? a.source.file < b.source.file : a.source.offset < b.source.offset;
+  });
+  std::uint64_t total = 0;
+  for (const BulkRead& r : reads) total += r.source.bytes;
+  if (total > 0) Load(folder, reads, copier, hooks).run();
+}
+
+}  // namespace moeflux::store
