@@ -26,6 +26,9 @@ enum class IoKind : std::uint8_t { Auto, Uring, Pread };
 // it is measured to pay. Never changes a result.
 enum class Prefetch : std::uint8_t { Auto, On, Off };
 
+// Where an engine computes. Auto: on a CUDA device where there is one that holds the model, else on the CPU.
+enum class BackendKind : std::uint8_t { Cpu, Cuda, Auto };
+
 // How an engine is opened.
 struct EngineOptions {
   std::filesystem::path model;  // a folder with config.json and safetensors
@@ -39,6 +42,9 @@ struct EngineOptions {
   SessionOptions planned;       // what the ceiling must leave room for
   IoKind io = IoKind::Auto;
   Prefetch prefetch = Prefetch::Auto;
+  BackendKind backend = BackendKind::Cpu;
+  int gpu = 0;                  // the CUDA device
+  std::uint64_t vram_bytes = 0; // the ceiling of device memory: trunk, experts, one `planned` session. 0: what is free
   LogSink log;            // warnings and notes; may be empty
   ProgressSink progress;  // loading; may be empty
 };

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "engine/backend_setup.h"
 #include "engine/engine_impl.h"
 #include "engine/budget.h"
 #include "engine/expert_setup.h"
@@ -93,9 +93,12 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
   impl->stop_tokens = collect_stops(folder, impl->tokenizer ? &impl->tokenizer->impl_->text : nullptr, parsed.spec.vocab_size);
   impl->sampling = read_sampling(folder);
 
-  impl->backend = backend::make_cpu_backend({options.n_threads, options.isa, &impl->host_memory});
+  engine::BackendSetup chosen = engine::make_backend(options, parsed.spec, binding, impl->host_memory);
+  if (!chosen.note.empty()) impl->log(LogLevel::Info, chosen.note);
+  impl->backend = std::move(chosen.backend);
   impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
-  engine::ExpertSetup experts = engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
+  engine::ExpertSetup experts = chosen.on_device ? engine::make_device_experts(options, parsed.spec, binding, folder, *impl->backend)
+                                                 : engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
   impl->experts = std::move(experts.store);
   impl->experts_description = std::move(experts.description);
   impl->memory = experts.memory;

@@ -69,6 +69,9 @@ struct Context {
   }
 };
 
+// Whether a layer with these experts runs without the host seeing the router's choice.
+bool routed_on_device(const backend::Backend& backend, const store::ResidentExperts& experts);
+
 // 0 .. n-1 as the row list of a feed-forward that takes every token.
 std::span<const std::int32_t> all_rows(MoeScratch& scratch, std::int64_t n);
 

@@ -63,6 +63,13 @@ struct StoreStats {
   std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;
 };
 
+// All experts of a layer, side by side in memory for as long as the store lives. first.gate empty: they are not.
+struct ResidentExperts {
+  ExpertView first;          // of expert 0
+  std::uint64_t stride = 0;  // bytes to the next
+  std::int64_t n_experts = 0;
+};
+
 // Thread-safe: sessions share one.
 class ExpertStore {
  public:
@@ -92,6 +99,8 @@ class ExpertStore {
   virtual StoreStats stats() const noexcept = 0;
   // Everything is in memory already: hints are pointless.
   virtual bool resident() const noexcept { return false; }
+  // For a backend that chooses experts by itself (Backend::run_routed): no lease is needed.
+  virtual ResidentExperts resident_layer(LayerIdx) const noexcept { return {}; }
 
  protected:
   friend class ExpertLease;
