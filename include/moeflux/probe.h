@@ -22,7 +22,7 @@ struct ProcessMemory {
 ProcessMemory process_memory();
 
 // The ceiling an engine keeps to where its options name none: nine tenths of what the machine and the control group of
-// this process have free, less a quarter of a gigabyte for everybody else.
+// this process have free, less a quarter of a gigabyte for everybody else; at most nineteen twentieths of their limit.
 std::uint64_t default_ram_bytes();
 
 // Asks the system to forget what it keeps of the folder's weight files, so that the next reads are cold. Throws Io, and

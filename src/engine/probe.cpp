@@ -44,9 +44,11 @@ void drop_model_from_page_cache(const std::filesystem::path& model) {
 std::uint64_t default_ram_bytes() {
   constexpr std::uint64_t kOthers = std::uint64_t{256} << 20;
   const std::uint64_t resident = io::process_memory().resident;
-  const std::uint64_t usable = io::probe_machine().usable_memory();
-  const std::uint64_t share = usable / 10 * 9;
-  return resident + (share > 2 * kOthers ? share - kOthers : share);
+  const io::MachineInfo machine = io::probe_machine();
+  const std::uint64_t share = machine.usable_memory() / 10 * 9;
+  const std::uint64_t ceiling = resident + (share > 2 * kOthers ? share - kOthers : share);
+  // What is resident need not all be charged to the group: shared pages are somebody else's.
+  return std::min(ceiling, machine.memory_limit() / 20 * 19);
 }
 
 MemoryBandwidth probe_memory_bandwidth(int n_threads) {
