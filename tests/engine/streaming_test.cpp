@@ -311,7 +311,6 @@ TEST(StreamingEngine, MemoryCeiling) {
   session->evaluate(tokens, e);
   EXPECT_EQ(got, want);
   EXPECT_GT(session->stats().bytes_read, 0u);
-  EXPECT_LT(session->stats().hit_rate(), 1.0);
 }
 
 }  // namespace
