@@ -21,6 +21,8 @@ foreach(lib ${libs})
   elseif(lib MATCHES "^(fmt|simdjson)::")
     string(APPEND MOEFLUX_CONFIG_DEPENDENCIES "find_dependency(${CMAKE_MATCH_1})\n")
     list(APPEND MOEFLUX_PC_REQUIRES ${CMAKE_MATCH_1})
+  elseif(lib MATCHES "cudart_static")
+    string(APPEND MOEFLUX_PC_LIBS " ${lib}")  # a file of the toolkit, in the exported target too
   else()
     message(FATAL_ERROR "cmake/MoefluxInstall.cmake does not know how a consumer finds ${lib}: add it there")
   endif()

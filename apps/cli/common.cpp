@@ -90,7 +90,7 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
       ->check(CLI::IsMember({"f32", "f16"}))
       ->capture_default_str();
   app.add_option("--isa", options.isa,
-                 "Force a CPU kernel set: avx512, avx2, scalar; never changes a result");
+                 "Force a CPU kernel set: avx512vnni, amx, avx512, avx2, neon, scalar; never changes a result");
   app.add_option("--chunk", options.chunk_size, "Prompt tokens computed together; never changes a result")
       ->check(at_least(0));
   app.add_option("--ram", options.ram,
@@ -103,6 +103,11 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
                  "Read experts ahead by what the next router foretells; auto: while it pays; never changes a result")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
+  app.add_option("--backend", options.backend, "Where to compute; auto: a CUDA device that holds the model, else the CPU")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--gpu", options.gpu, "The CUDA device")->check(CLI::Range(0, 255))->capture_default_str();
+  app.add_option("--vram", options.vram, "Ceiling of device memory, for example 24GB; default: what is free")->type_name("SIZE");
   app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
 }
 
@@ -176,6 +181,9 @@ EngineOptions engine_options(const ModelOptions& options) {
   if (!options.ram.empty()) out.ram_bytes = parse_size(options.ram, "--ram");
   out.planned = session_options(options);
   out.io = options.io == "uring" ? IoKind::Uring : options.io == "pread" ? IoKind::Pread : IoKind::Auto;
+  out.backend = options.backend == "cpu" ? BackendKind::Cpu : options.backend == "cuda" ? BackendKind::Cuda : BackendKind::Auto;
+  out.gpu = options.gpu;
+  if (!options.vram.empty()) out.vram_bytes = parse_size(options.vram, "--vram");
   out.prefetch = options.prefetch == "on" ? Prefetch::On : options.prefetch == "off" ? Prefetch::Off : Prefetch::Auto;
   return out;
 }

@@ -29,6 +29,9 @@ struct ModelOptions {
   std::string prefetch = "auto";
   std::string trace, replay;  // files, or empty
   bool record_reads = false;
+  std::string backend = "auto";
+  int gpu = 0;
+  std::string vram;  // a size, or empty
   bool verbose = false;
 };
 
@@ -36,7 +39,7 @@ struct ModelOptions {
 CLI::Validator at_least(std::int64_t low);
 
 void add_model_argument(CLI::App& app, std::string& model);
-// -t, --precision, --isa, --kv, --chunk, --ram, --io, --prefetch, -v.
+// -t, --precision, --isa, --kv, --chunk, --ram, --io, --prefetch, --backend, --gpu, --vram, -v.
 void add_engine_options(CLI::App& app, ModelOptions& options);
 // --trace: for verbs that run a model on real input.
 void add_trace_option(CLI::App& app, ModelOptions& options);

@@ -101,7 +101,7 @@ int verb_plan(Arguments arguments) {
   add_engine_options(app, model);
   app.add_flag("--json", json, "One JSON object");
   app.footer(
-      "Reads config.json and the headers of the weight files, nothing else, and looks at disk, memory and arithmetic of\n"
+      "Reads config.json, tokenizer.json and the headers of the weight files, nothing else, and looks at disk, memory and arithmetic of\n"
       "this machine for about a second. The rates are bounds: no run can be faster.\n\n"
       "Examples:\n"
       "  moeflux plan MODEL\n"

@@ -15,7 +15,7 @@ struct SessionOptions {
   KvType kv = KvType::F32;
   std::int64_t chunk_size = 0;    // tokens of a prompt computed together; 0: the engine's choice. Never changes a result.
   std::filesystem::path trace = {};   // records which experts were chosen (docs/format.md); Session::finish_trace() ends it
-  std::filesystem::path replay = {};  // takes the choice of experts from such a file: for measurements only
+  std::filesystem::path replay = {};  // takes the choice of experts from such a file: for measurements only; no prefetch
   bool record_reads = false;      // keeps what every decoded token read, see Session::reads()
 };
 
@@ -26,11 +26,14 @@ enum class IoKind : std::uint8_t { Auto, Uring, Pread };
 // it is measured to pay. Never changes a result.
 enum class Prefetch : std::uint8_t { Auto, On, Off };
 
+// Where an engine computes. Auto: on a CUDA device where there is one that holds the model, else on the CPU.
+enum class BackendKind : std::uint8_t { Cpu, Cuda, Auto };
+
 // How an engine is opened.
 struct EngineOptions {
   std::filesystem::path model;  // a folder with config.json and safetensors
   int n_threads = 0;            // < 1: one per usable core
-  std::string isa;              // "" picks the best of this CPU; "avx512", "avx2", "scalar" force one
+  std::string isa;              // "" picks the best of this CPU; "avx512vnni", "amx", "avx512", "avx2", "neon", "scalar" force one
   Precision precision = Precision::Fast;
   // The ceiling of the whole process: trunk, experts in memory, one session of the `planned` kind, buffers. 0: most of
   // what the machine and its control group have free (default_ram_bytes() in probe.h). With a ceiling too low for all
@@ -39,6 +42,9 @@ struct EngineOptions {
   SessionOptions planned;       // what the ceiling must leave room for
   IoKind io = IoKind::Auto;
   Prefetch prefetch = Prefetch::Auto;
+  BackendKind backend = BackendKind::Cpu;
+  int gpu = 0;                  // the CUDA device
+  std::uint64_t vram_bytes = 0; // the ceiling of device memory: trunk, experts, one `planned` session. 0: what is free
   LogSink log;            // warnings and notes; may be empty
   ProgressSink progress;  // loading; may be empty
 };

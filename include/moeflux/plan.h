@@ -58,7 +58,7 @@ struct Plan {
   std::string decode_limit, prefill_limit;      // "disk", "memory", "arithmetic"
 };
 
-// Reads config.json and headers, and probes disk, memory and arithmetic for about a second. A ceiling that is too low is
+// Reads config.json, tokenizer.json and headers, and probes disk, memory and arithmetic for about a second. A ceiling that is too low is
 // no error: memory.least_bytes tells, and there are no rates then. Throws as Engine::open does for a folder that cannot be
 // understood, and as simulate() for a trace.
 Plan plan_model(const PlanOptions& options);

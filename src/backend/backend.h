@@ -1,7 +1,9 @@
 // A backend runs ops on streams. Everything above it (blocks, sessions) speaks only this interface.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "backend/ops.h"
@@ -26,6 +28,18 @@ class Backend {
   virtual void synchronize(Stream& stream) = 0;           // returns when all ops of the stream are done
   virtual Allocator& allocator() noexcept = 0;            // memory that ops may touch
   virtual Copier& copier() noexcept = 0;
+  virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
+
+  // Whether run_routed() may be called; else the caller reads the router's choice and runs ExpertFfn.
+  virtual bool routes_on_device() const noexcept { return false; }
+  virtual void run_routed(Stream&, const RoutedFfn&) {}
+
+  // Says that the next ops compute these tokens from position pos0 on. `repeatable`: the ops of two such steps differ in
+  // nothing but tokens and positions, so a backend may record them and replay the recording: then it returns true, all of
+  // the step's ops are queued already and the caller runs none. Otherwise end_step() follows the ops; complete == false
+  // where one of them was not reached. `tokens` stay valid until then.
+  virtual bool begin_step(Stream&, std::span<const std::int32_t> /*tokens*/, std::int64_t /*pos0*/, bool /*repeatable*/) { return false; }
+  virtual void end_step(Stream&, bool /*complete*/) {}
 
   // Checks shapes (throws Internal: a bug of the caller), then queues the op.
   template <class Op>

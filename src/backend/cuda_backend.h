@@ -1,17 +1,38 @@
 // The door to the CUDA backend. A build without CUDA has it too: there it throws.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "backend/backend.h"
 
 namespace moeflux::backend {
 
+// Tokens of a prompt that are best computed together: some hundred an expert fill the tensor cores' tiles.
+inline constexpr std::int64_t kCudaChunk = 8192;
+
 struct CudaOptions {
   int device = 0;
 };
 
-// Throws Unsupported where this build or this machine has no CUDA.
+struct CudaDeviceInfo {
+  std::string name;
+  int n_processors = 0;
+  int capability = 0;  // 90 for 9.0
+  std::size_t free_bytes = 0, total_bytes = 0;
+};
+
+// 0 where this build, this machine or its driver has no CUDA.
+int count_cuda_devices() noexcept;
+// Unsupported or Internal as make_cuda_backend.
+CudaDeviceInfo cuda_device_info(int device);
+
+// Ops are queued on the stream of a session; results equal the CPU backend's bit for bit. Memory of allocator() belongs to
+// the device; host code reaches it by copier() alone. Throws Unsupported where this build or this machine has no CUDA or
+// the driver is too old, InvalidArgument for a device that is not there. A failing device is Internal, a full one
+// OutOfMemory.
 std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options);
 
 }  // namespace moeflux::backend

@@ -277,6 +277,25 @@ struct ExpertFfn {
   }
 };
 
+// All experts of a layer by the router's choice, without the host looking at it: y[t * k + r] = what ExpertFfn gives for
+// token t and expert ids[t, r], and, where there is a shared expert, shared_y[t] likewise. Only for backends that offer
+// it (Backend::routes_on_device) and experts that are all in their memory; not one of the ops every backend has.
+struct RoutedFfn {
+  TensorView x;                            // [T, D]
+  TensorView ids;                          // [T, k], I32
+  FfnMatrices first;                       // of slot 0
+  std::uint64_t stride = 0;                // bytes from one slot's matrices to the next slot's
+  const std::int32_t* slot_of = nullptr;   // [n_experts], the backend's memory; null: expert e lies in slot e
+  std::int64_t n_experts = 0;
+  TensorView y;                            // [T * k, D]
+  FfnMatrices shared;                      // gate empty: none
+  TensorView shared_y;                     // [T, D]
+  GluKind glu = GluKind::Silu;             // of the routed experts; the shared one has Silu
+  float limit = 0.0f;
+  float alpha = 0.0f;
+  Precision precision = Precision::Exact;
+};
+
 // h = h + s, s = sum over ranks r of weights[t, r] * rows[t, r] as fma from 0 in rank order, then the shared
 // expert: s = fma(sigmoid(shared_gate[t]), shared[t], s), or s + shared[t] without a gate.
 struct Combine {

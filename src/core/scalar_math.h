@@ -3,17 +3,27 @@
 //
 // Forced inline for the reason given in quant/codes.h. Errors against the true value: exp 1.02 ulp, log1p
 // 2.5, sigmoid 2.5, softplus 2.9 (measured over all floats from 1e-9 up, sampled in tests/core), sincos 0.51 (sampled).
+// CUDA sources include it too: there everything but fma and sqrt is the same text, compiled without contraction.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define MOEFLUX_MATH __host__ __device__ inline
+#else
 #define MOEFLUX_MATH inline __attribute__((always_inline))
+#endif
 
 namespace moeflux::math {
 
+#ifdef __CUDA_ARCH__
+MOEFLUX_MATH float fma(float a, float b, float c) noexcept { return __fmaf_rn(a, b, c); }
+MOEFLUX_MATH double fma(double a, double b, double c) noexcept { return __fma_rn(a, b, c); }
+#else
 MOEFLUX_MATH float fma(float a, float b, float c) noexcept { return __builtin_fmaf(a, b, c); }
 MOEFLUX_MATH double fma(double a, double b, double c) noexcept { return __builtin_fma(a, b, c); }
+#endif
 
 // Round to nearest even for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits.
 MOEFLUX_MATH float round_even(float x) noexcept { return (x + 12582912.0f) - 12582912.0f; }
@@ -113,6 +123,10 @@ MOEFLUX_MATH SinCos sincos(float x) noexcept {
   return {static_cast<float>((q & 2) != 0 ? -ss : ss), static_cast<float>(((q + 1) & 2) != 0 ? -cc : cc)};
 }
 
+#ifdef __CUDA_ARCH__
+MOEFLUX_MATH float sqrt(float x) noexcept { return __fsqrt_rn(x); }
+#else
 MOEFLUX_MATH float sqrt(float x) noexcept { return __builtin_sqrtf(x); }
+#endif
 
 }  // namespace moeflux::math

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "backend/cpu/cpu_backend.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "engine/backend_setup.h"
 #include "engine/engine_impl.h"
 #include "engine/budget.h"
 #include "engine/expert_setup.h"
@@ -93,9 +93,12 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
   impl->stop_tokens = collect_stops(folder, impl->tokenizer ? &impl->tokenizer->impl_->text : nullptr, parsed.spec.vocab_size);
   impl->sampling = read_sampling(folder);
 
-  impl->backend = backend::make_cpu_backend({options.n_threads, options.isa, &impl->host_memory});
+  engine::BackendSetup chosen = engine::make_backend(options, parsed.spec, binding, impl->host_memory);
+  if (!chosen.note.empty()) impl->log(LogLevel::Info, chosen.note);
+  impl->backend = std::move(chosen.backend);
   impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
-  engine::ExpertSetup experts = engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
+  engine::ExpertSetup experts = chosen.on_device ? engine::make_device_experts(options, parsed.spec, binding, folder, *impl->backend)
+                                                 : engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
   impl->experts = std::move(experts.store);
   impl->experts_description = std::move(experts.description);
   impl->memory = experts.memory;
@@ -114,7 +117,8 @@ const SamplingParams& Engine::default_sampling() const noexcept { return impl_->
 
 std::unique_ptr<Session> Engine::create_session(const SessionOptions& options) {
   session::Parts parts{*impl_->model, *impl_->experts, *impl_->backend, impl_->options.precision};
-  parts.prefetch = impl_->options.prefetch;
+  // Routers foretell what they would choose themselves, not what a replayed trace does.
+  parts.prefetch = options.replay.empty() ? impl_->options.prefetch : Prefetch::Off;
   parts.default_chunk = impl_->memory.chunk_size;
   std::unique_ptr<engine::RoutingFiles> routing;
   if (!options.trace.empty() || !options.replay.empty())

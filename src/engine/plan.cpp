@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "engine/budget.h"
 #include "engine/inspect.h"
+#include "engine/tokenizer.h"
 #include "format/model_folder.h"
 #include "io/machine.h"
 #include "model/family.h"
@@ -44,6 +45,9 @@ double operations_per_token(const model::ModelSpec& spec, const model::Binding& 
   return total;
 }
 
+// What loading leaves behind in the process.
+constexpr std::uint64_t kLoading = 4u << 20;
+
 quant::Format usual_format(const model::Binding& binding) {
   for (const store::ExpertLayer& l : binding.experts.layers)
     if (l.n_experts > 0) return l.layout.gate.format;
@@ -51,15 +55,14 @@ quant::Format usual_format(const model::Binding& binding) {
 }
 
 // Operations per second of the backend on a matrix of the model's format, for about a tenth of a second.
-double probe_arithmetic(const EngineOptions& options, quant::Format format, std::int64_t n_tokens) {
+double probe_arithmetic(backend::Backend& backend, Precision precision, quant::Format format, std::int64_t n_tokens) {
   constexpr std::int64_t kRows = 1024, kCols = 2048;
   constexpr std::uint64_t kNanoseconds = 100'000'000;
-  const auto backend = backend::make_cpu_backend({options.n_threads, options.isa});
-  const auto stream = backend->create_stream();
+  const auto stream = backend.create_stream();
   const auto take = [&](std::size_t bytes) {
-    Buffer b = backend->allocator().allocate(bytes, 64);
+    Buffer b = backend.allocator().allocate(bytes, 64);
     const std::vector<std::byte> ones(bytes, std::byte{1});
-    backend->copier().to_device(b.data(), ones.data(), bytes);
+    backend.copier().to_device(b.data(), ones.data(), bytes);
     return b;
   };
   const Buffer codes = take(kRows * format.row_bytes(kCols)), scales = take(kRows * format.scale_row_bytes(kCols) + 64);
@@ -69,8 +72,8 @@ double probe_arithmetic(const EngineOptions& options, quant::Format format, std:
   double best = 0;
   for (const std::uint64_t begin = now_ns(); now_ns() - begin < kNanoseconds;) {
     const std::uint64_t start = now_ns();
-    backend->run(*stream, backend::MatMul{view_f32(x.as<float>(), {n_tokens, kCols}), {&part, 1}, options.precision});
-    backend->synchronize(*stream);
+    backend.run(*stream, backend::MatMul{view_f32(x.as<float>(), {n_tokens, kCols}), {&part, 1}, precision});
+    backend.synchronize(*stream);
     best = std::max(best, 2.0 * static_cast<double>(n_tokens * kRows * kCols) * 1e9 / static_cast<double>(now_ns() - start));
   }
   return best;
@@ -131,8 +134,11 @@ Plan plan_model(const PlanOptions& options) {
   const model::Binding binding = model::bind(folder, parsed.spec, parsed.names);
   binding.require_complete(folder);
   const ModelInfo info = engine::describe(folder, parsed, binding);
+  // What an engine takes besides weights: mostly its tokenizer. Measured, so it has to be there.
+  const auto tokenizer = engine::load_tokenizer(options.engine.model);
+  const auto backend = backend::make_cpu_backend({.n_threads = options.engine.n_threads, .isa = options.engine.isa});
   Plan plan;
-  plan.memory = engine::split_memory(options.engine, parsed.spec, binding, io::process_memory().resident);
+  plan.memory = engine::split_memory(options.engine, parsed.spec, binding, io::process_memory().resident + kLoading);
   estimate_hits(options, plan);
   if (plan.memory.ram_bytes < plan.memory.least_bytes) return plan;
 
@@ -142,7 +148,7 @@ Plan plan_model(const PlanOptions& options) {
   const double tokens = static_cast<double>(std::min(options.n_prompt, plan.memory.chunk_size) * std::max<std::int64_t>(info.top_k, 1)) /
                         static_cast<double>(std::max<std::int64_t>(info.n_experts, 1));
   plan.speed = {memory.bytes_per_second, disk.bytes_per_second, disk.direct,
-                probe_arithmetic(options.engine, usual_format(binding), std::clamp<std::int64_t>(static_cast<std::int64_t>(tokens), 4, 64)), memory.n_threads};
+                probe_arithmetic(*backend, options.engine.precision, usual_format(binding), std::clamp<std::int64_t>(static_cast<std::int64_t>(tokens), 4, 64)), memory.n_threads};
   estimate_decode(info, plan);
   estimate_prefill(parsed.spec, binding, info, options.n_prompt, plan);
   return plan;

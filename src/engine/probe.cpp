@@ -23,7 +23,12 @@ constexpr std::size_t kTaskBytes = std::size_t{4} << 20;
 constexpr int kPasses = 16;
 
 constexpr std::size_t kTaskWords = kTaskBytes / sizeof(std::uint64_t);
-constexpr std::size_t kTasks = kBufferBytes / kTaskBytes;
+
+// Under a tight limit the probe takes a quarter of what is left, and may then measure a cache.
+std::size_t n_tasks() {
+  const std::uint64_t quarter = io::probe_machine().usable_memory() / 4;
+  return std::clamp<std::size_t>(static_cast<std::size_t>(std::min<std::uint64_t>(kBufferBytes, quarter)) / kTaskBytes, 2, kBufferBytes / kTaskBytes);
+}
 
 }  // namespace
 
@@ -46,22 +51,23 @@ std::uint64_t default_ram_bytes() {
 
 MemoryBandwidth probe_memory_bandwidth(int n_threads) {
   ThreadPool pool(n_threads);
+  const std::size_t tasks = n_tasks();
   io::RegionAllocator memory;  // where weights lie
-  const Buffer buffer = memory.allocate(kBufferBytes, 64);
+  const Buffer buffer = memory.allocate(tasks * kTaskBytes, 64);
   auto* const words = buffer.as<std::uint64_t>();
   // Every page gets memory of its own before it is timed.
-  pool.run(kTasks, [&](std::int64_t task, int) noexcept {
+  pool.run(static_cast<std::int64_t>(tasks), [&](std::int64_t task, int) noexcept {
     std::uint64_t* begin = words + static_cast<std::size_t>(task) * kTaskWords;
     std::fill(begin, begin + kTaskWords, static_cast<std::uint64_t>(task) + 1);
   });
   std::uint64_t expected = 0;
-  for (std::size_t task = 0; task < kTasks; ++task) expected += kTaskWords * (task + 1);
+  for (std::size_t task = 0; task < tasks; ++task) expected += kTaskWords * (task + 1);
 
   std::uint64_t best_ns = ~std::uint64_t{0};
-  std::vector<std::uint64_t> sums(kTasks);
+  std::vector<std::uint64_t> sums(tasks);
   for (int pass = 0; pass < kPasses; ++pass) {
     const std::uint64_t start = now_ns();
-    pool.run(kTasks, [&](std::int64_t task, int) noexcept {
+    pool.run(static_cast<std::int64_t>(tasks), [&](std::int64_t task, int) noexcept {
       const auto i = static_cast<std::size_t>(task);
       sums[i] = engine::sum_words(words + i * kTaskWords, kTaskWords);
     });
@@ -72,8 +78,8 @@ MemoryBandwidth probe_memory_bandwidth(int n_threads) {
     if (total != expected)
       fail(ErrorCode::Internal, "the memory probe read {} instead of {}", total, expected);
   }
-  return {static_cast<double>(kBufferBytes) * 1e9 / static_cast<double>(std::max<std::uint64_t>(best_ns, 1)),
-          kBufferBytes, pool.size()};
+  return {static_cast<double>(tasks * kTaskBytes) * 1e9 / static_cast<double>(std::max<std::uint64_t>(best_ns, 1)),
+          tasks * kTaskBytes, pool.size()};
 }
 
 }  // namespace moeflux

@@ -53,13 +53,14 @@ struct Context {
   MoeScratch& moe;
   ExpertCounters& counters;
   Precision precision = Precision::Exact;
-  bool prefetch = false;           // foretell the next layer's experts while decoding
+  bool prefetch = false;           // foretell the next layer's experts
   RoutingHook* routing = nullptr;  // may be null
   std::vector<LayerReads>* reads = nullptr;  // of single tokens; may be null
 
   template <class Op>
   void run(const Op& op) {
     backend.run(stream, op);
+    if (prefetch) experts.poll();
   }
   // y = W x for one matrix.
   void matmul(const TensorView& x, const quant::MatrixView& w, const TensorView& y, Precision p) {
@@ -67,6 +68,9 @@ struct Context {
     backend.run(stream, backend::MatMul{x, {&part, 1}, p});
   }
 };
+
+// Whether a layer with these experts runs without the host seeing the router's choice.
+bool routed_on_device(const backend::Backend& backend, const store::ResidentExperts& experts);
 
 // 0 .. n-1 as the row list of a feed-forward that takes every token.
 std::span<const std::int32_t> all_rows(MoeScratch& scratch, std::int64_t n);

@@ -12,7 +12,11 @@
 #include "core/dtype.h"
 #include "core/float_bits.h"
 
+#ifdef __CUDACC__
+#define MOEFLUX_INLINE __host__ __device__ inline
+#else
 #define MOEFLUX_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace moeflux::quant {
 

@@ -1,8 +1,8 @@
 // Decides, step by step of a decode, whether experts are foretold and read ahead: by measuring whether it pays.
 //
-// Auto tries a few steps with and a few without in turn, goes on with the faster way, and tries again after a while; the
-// while grows as long as the answer stays the same. Steps are compared by their medians, so that a single slow one decides
-// nothing. Results never depend on it. One thread; no allocation.
+// Auto tries a few steps with, a few without, a few more without and a few with: a cache that grows warm meanwhile favours
+// neither. It goes on with the faster way and tries again after a while; the while grows as long as the answer stays the
+// same. Steps are compared by their medians, so that a single slow one decides nothing. Results never depend on it. One thread; no allocation.
 #pragma once
 
 #include <array>
@@ -31,21 +31,25 @@ class PrefetchGovernor {
   std::uint64_t median_off() const noexcept { return medians_[0]; }
 
  private:
-  static constexpr std::size_t kTrial = 9;              // steps of a trial on one side
-  static constexpr std::size_t kSettle = 2;             // of them at the start not counted: they live on what the other side left
+  static constexpr std::size_t kBlocks = 4;        // with, without, without, with
+  static constexpr std::size_t kBlockSteps = 5;    // of a block
+  static constexpr std::size_t kSettle = 1;        // of them at its start not counted: it lives on what the other side left
+  static constexpr std::size_t kCounted = 2 * (kBlockSteps - kSettle);  // of one side
   static constexpr std::uint64_t kFirstHold = 64, kLongestHold = 1024;
-  enum class Phase : std::uint8_t { TryOn, TryOff, Hold };
 
+  static constexpr bool block_on(std::size_t block) noexcept { return block == 0 || block == 3; }
+  void start_trial() noexcept;
   void decide() noexcept;
 
   Prefetch mode_;
   bool useful_;
   bool on_;
-  Phase phase_ = Phase::TryOn;
-  std::uint64_t in_phase_ = 0;
-  std::uint64_t hold_ = kFirstHold;
+  bool holding_ = false;
+  std::size_t block_ = 0, in_block_ = 0;
+  std::uint64_t hold_ = kFirstHold, held_ = 0;
   bool decided_ = false, last_choice_ = false;
-  std::array<std::uint64_t, kTrial> times_{};
+  std::array<std::array<std::uint64_t, kCounted>, 2> times_{};
+  std::array<std::size_t, 2> n_times_{};
   std::array<std::uint64_t, 2> n_{}, medians_{};
 };
 

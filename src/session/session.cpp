@@ -44,9 +44,20 @@ Session::Session(const Parts& parts, const SessionOptions& options, SessionSizes
       governor_(parts.prefetch, !parts.experts.resident()),
       record_reads_(options.record_reads),
       logits_device_(parts.backend.allocator().allocate(static_cast<std::size_t>(model::kLogitRows * parts.model.spec().vocab_size) * 4, 64)),
-      logits_(static_cast<std::size_t>(parts.model.spec().vocab_size)) {
+      logits_(parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),
+      repeatable_(routed_on_device()) {
   history_.reserve(static_cast<std::size_t>(ctx_));
   chunk_tokens_.reserve(static_cast<std::size_t>(chunk_));
+}
+
+bool Session::routed_on_device() const {
+  if (parts_.routing != nullptr) return false;
+  const auto& layers = parts_.model.spec().layers;
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    if (std::holds_alternative<model::MoeSpec>(layers[l].ffn) &&
+        !model::routed_on_device(parts_.backend, parts_.experts.resident_layer(LayerIdx(static_cast<std::int32_t>(l)))))
+      return false;
+  return parts_.backend.routes_on_device();
 }
 
 void Session::reset() {
@@ -95,7 +106,8 @@ void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& o
 void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options) {
   const std::uint64_t start = now_ns();
   model::Context c{parts_.backend, *stream_, parts_.experts, arena_, moe_, counters_, parts_.precision};
-  c.prefetch = decode && governor_.on();
+  // The governor judges decoding; a prompt's experts are nearly certain.
+  c.prefetch = decode ? governor_.on() : parts_.prefetch != Prefetch::Off && !parts_.experts.resident();
   c.routing = parts_.routing;
   if (record_reads_ && decode) c.reads = &reads_;
   chunk_tokens_.clear();
@@ -116,15 +128,31 @@ void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode,
         options.on_hidden(layer, pos0 + t, row);
       }
     };
-  const TensorView hidden = parts_.model.forward(c, chunk_tokens_, pos0, state_.layers(), hooks);
-  if (options.on_logits)
-    hand_out_logits(c, hidden, pos0, options.on_logits);
-  else if (last)
-    hand_out_logits(c, hidden.slice(hidden.dim(0) - 1, 1), 0, {});
+  const bool quiet = !options.on_hidden && !options.on_logits;
+  if (!parts_.backend.begin_step(*stream_, chunk_tokens_, pos0, repeatable_ && quiet && last && tokens.size() == 1)) {
+    try {
+      const TensorView hidden = parts_.model.forward(c, chunk_tokens_, pos0, state_.layers(), hooks);
+      if (options.on_logits)
+        hand_out_logits(c, hidden, pos0, options.on_logits);
+      else if (last)
+        parts_.model.logits(c, hidden.slice(hidden.dim(0) - 1, 1), view_f32(logits_device_.as<float>(), {1, parts_.model.spec().vocab_size}));
+    } catch (...) {
+      parts_.backend.end_step(*stream_, false);
+      throw;
+    }
+    parts_.backend.end_step(*stream_, true);
+  }
+  parts_.backend.synchronize(*stream_);
+  if (last && !options.on_logits) fetch_logits(0);
   history_.insert(history_.end(), tokens.begin(), tokens.end());
   has_logits_ = last;
   if (parts_.routing != nullptr) parts_.routing->end_pass(decode);
   if (decode) governor_.step_took(now_ns() - start);
+}
+
+void Session::fetch_logits(std::int64_t row) {
+  const auto bytes = n_logits() * 4;
+  parts_.backend.copier().to_host(logits_.data(), logits_device_.data() + static_cast<std::size_t>(row) * bytes, bytes);
 }
 
 // A few rows at a time: the logits of a whole prompt over a large vocabulary would dwarf everything else. logits_ ends up
@@ -137,8 +165,8 @@ void Session::hand_out_logits(model::Context& c, const TensorView& hidden, std::
     parts_.model.logits(c, hidden.slice(first, n), rows);
     parts_.backend.synchronize(*stream_);
     for (std::int64_t t = 0; t < n; ++t) {
-      parts_.backend.copier().to_host(reinterpret_cast<std::byte*>(logits_.data()), reinterpret_cast<const std::byte*>(rows.row(t)), logits_.size() * 4);
-      if (sink) sink(pos0 + first + t, logits_);
+      fetch_logits(t);
+      if (sink) sink(pos0 + first + t, {logits_.as<float>(), n_logits()});
     }
   }
 }
@@ -164,7 +192,7 @@ void Session::count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns) 
   stats_.expert_hits = counters_.hits;
   stats_.stall_ns = counters_.stall_ns;
   count_prefetch();
-  stats_.logits_hash = hash_bytes(logits_.data(), logits_.size() * sizeof(float));
+  stats_.logits_hash = hash_bytes(logits_.data(), logits_.bytes());
 }
 
 }  // namespace moeflux::session

@@ -47,7 +47,7 @@ class Session {
   void step(TokenId token) { evaluate({&token, 1}, {}); }
   void evaluate(std::span<const TokenId> tokens, const EvaluateOptions& options);
 
-  std::span<const float> logits() const noexcept { return {logits_.data(), has_logits_ ? logits_.size() : 0}; }
+  std::span<const float> logits() const noexcept { return {logits_.as<float>(), has_logits_ ? n_logits() : 0}; }
   std::span<const TokenId> history() const noexcept { return history_; }
   std::int64_t position() const noexcept { return static_cast<std::int64_t>(history_.size()); }
   std::int64_t ctx_size() const noexcept { return ctx_; }
@@ -62,9 +62,12 @@ class Session {
 
  private:
   Session(const Parts& parts, const SessionOptions& options, SessionSizes sizes);
+  std::size_t n_logits() const noexcept { return static_cast<std::size_t>(parts_.model.spec().vocab_size); }
   void check_tokens(std::span<const TokenId> tokens) const;
   void run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options);
   void hand_out_logits(model::Context& c, const TensorView& hidden, std::int64_t pos0, const LogitsSink& sink);
+  void fetch_logits(std::int64_t row);
+  bool routed_on_device() const;
   void count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns);
   void count_prefetch();
 
@@ -80,7 +83,8 @@ class Session {
   bool record_reads_ = false;
   std::vector<LayerReads> reads_;
   Buffer logits_device_;
-  std::vector<float> logits_;
+  Buffer logits_;  // host memory that copies fast
+  bool repeatable_ = false;  // a step of one token is the same ops every time
   bool has_logits_ = false;
   bool broken_ = false;
   std::vector<TokenId> history_;

@@ -63,6 +63,13 @@ struct StoreStats {
   std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;
 };
 
+// All experts of a layer, side by side in memory for as long as the store lives. first.gate empty: they are not.
+struct ResidentExperts {
+  ExpertView first;          // of expert 0
+  std::uint64_t stride = 0;  // bytes to the next
+  std::int64_t n_experts = 0;
+};
+
 // Thread-safe: sessions share one.
 class ExpertStore {
  public:
@@ -83,6 +90,8 @@ class ExpertStore {
   virtual void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept = 0;
   // Experts that may be wanted soon, each with this probability: low priority, never blocks, may be dropped.
   virtual void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept = 0;
+  // Gives reads that wait for others a chance to go on. Cheap; called between ops.
+  virtual void poll() noexcept {}
   // The most experts one lease may hold; never less than a token's top-k.
   virtual std::size_t max_lease() const noexcept = 0;
   // How many experts of a prompt should be asked for at once: what is read ahead while the ones before are computed.
@@ -90,6 +99,8 @@ class ExpertStore {
   virtual StoreStats stats() const noexcept = 0;
   // Everything is in memory already: hints are pointless.
   virtual bool resident() const noexcept { return false; }
+  // For a backend that chooses experts by itself (Backend::run_routed): no lease is needed.
+  virtual ResidentExperts resident_layer(LayerIdx) const noexcept { return {}; }
 
  protected:
   friend class ExpertLease;

@@ -127,6 +127,12 @@ ExpertView ResidentStore::wait(std::uint32_t ticket, std::size_t i) {
   return view_record(layer.layout, layer.records.data() + e * layer.layout.bytes);
 }
 
+ResidentExperts ResidentStore::resident_layer(LayerIdx layer) const noexcept {
+  const Layer& l = layers_[static_cast<std::size_t>(raw(layer))];
+  if (l.n_experts == 0) return {};
+  return {view_record(l.layout, l.records.data()), l.layout.bytes, l.n_experts};
+}
+
 void ResidentStore::unpin(std::uint32_t ticket) noexcept {
   const std::lock_guard lock(mutex_);
   free_.push_back(ticket);

@@ -24,6 +24,7 @@ class ResidentStore final : public ExpertStore {
   std::size_t scan_batch() const noexcept override { return max_experts_; }
   StoreStats stats() const noexcept override;
   bool resident() const noexcept override { return true; }
+  ResidentExperts resident_layer(LayerIdx layer) const noexcept override;
 
  protected:
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;

@@ -338,6 +338,11 @@ void StreamingStore::visit(LayerIdx layer, std::span<const ExpertIdx> experts, s
   policy_.on_visit(layer, experts, counts, n_tokens);
 }
 
+void StreamingStore::poll() noexcept {
+  const std::lock_guard lock(mutex_);
+  drain();
+}
+
 void StreamingStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept {
   const std::lock_guard lock(mutex_);
   drain();

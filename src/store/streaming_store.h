@@ -42,8 +42,12 @@ class StreamingStore final : public ExpertStore {
   void visit(LayerIdx layer, std::span<const ExpertIdx> experts, std::span<const std::uint32_t> counts, std::uint32_t n_tokens) noexcept override;
   void hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept override;
   std::size_t max_lease() const noexcept override { return max_lease_; }
-  // Enough bytes in flight to keep a disk busy, few slots away from what decoding lives on.
-  std::size_t scan_batch() const noexcept override { return std::min<std::size_t>(8, max_lease_); }
+  void poll() noexcept override;
+  // Enough bytes in flight to keep a disk busy while the batch before is computed, few slots away from what decoding lives
+  // on: two batches are a sixteenth of the slots.
+  std::size_t scan_batch() const noexcept override {
+    return std::min(std::clamp<std::size_t>(slots_.size() / 32, 8, 32), max_lease_);
+  }
   StoreStats stats() const noexcept override;
   io::ReaderInfo reader_info() const { return reader_->info(); }
 

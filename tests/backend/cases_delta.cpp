@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "backend/op_cases.h"
+#include "core/scalar_math.h"
 #include "backend/view_walk.h"
 
 namespace moeflux::backend::cases {
@@ -102,7 +103,7 @@ void delta_case(const Visitor& visit, unsigned seed, const DeltaShape& s, bool t
   c.op.beta = m.random({s.t, s.value_heads});
   for (const TensorView& gate : {c.op.decay, c.op.beta})  // gates lie in (0, 1)
     for (std::int64_t i = 0; i < gate.count(); ++i)
-      gate.f32()[i] = 1.0f / (1.0f + std::exp(-gate.f32()[i] - 1.0f));
+      gate.f32()[i] = 1.0f / (1.0f + math::exp(-gate.f32()[i] - 1.0f));
   c.op.state = m.random({s.value_heads, s.dv, s.dk}, 0.5);
   c.op.y = m.output({s.t, s.value_heads, s.dv}, seed % 3);
   c.op.tiled_heads = tiled;
@@ -140,7 +141,7 @@ void delta_gates_cases(const Visitor& visit) {
       c.op.a = c.memory.random_gaps({t, heads}, seed % 2, 6.0);
       c.op.b = c.memory.random_gaps({t, heads}, seed % 3, 6.0);
       c.op.neg_exp_a = c.memory.random({heads});
-      for (std::int64_t i = 0; i < heads; ++i) c.op.neg_exp_a.f32()[i] = -std::exp(c.op.neg_exp_a.f32()[i]);
+      for (std::int64_t i = 0; i < heads; ++i) c.op.neg_exp_a.f32()[i] = -math::exp(c.op.neg_exp_a.f32()[i]);
       c.op.dt_bias = c.memory.random({heads}, 2.0);
       c.op.decay = c.memory.output({t, heads}, seed % 2);
       c.op.beta = c.memory.output({t, heads});

@@ -234,12 +234,13 @@ TEST(TraceBackend, WrapsEveryOp) {
 }
 
 TEST(NoCuda, SaysSo) {
+  if (count_cuda_devices() > 0) GTEST_SKIP() << "there is a device";
   try {
     make_cuda_backend({});
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::Unsupported);
-    EXPECT_THAT(e.what(), HasSubstr("no CUDA support"));
+    EXPECT_THAT(e.what(), HasSubstr("no CUDA"));
   }
 }
 

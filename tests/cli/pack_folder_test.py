@@ -125,8 +125,8 @@ class PackTest(CliTest):
         left = [name for name in self.entries() if name != "m"]
         self.assertEqual(len(left), 1)
         self.assertTrue(left[0].startswith(".p."), left)
-        for verb in ("inspect", "run"):
-            self.expect_error([verb, self.dir / left[0]], "unfinished pack")
+        self.expect_error(["inspect", self.dir / left[0]], "unfinished pack")
+        self.expect_error(["run", self.dir / left[0], "Hello"], "unfinished pack")
         self.expect_error(["verify", self.dir / left[0]], "unfinished pack")
         # The next attempt says what it found and replaces it.
         done = self.pack()

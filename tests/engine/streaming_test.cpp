@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -170,6 +171,24 @@ TEST(StreamingFaults, AFileCutWhileRunning) {
   EXPECT_EQ(leaked_slots(experts), 0u);
   fs::copy_file(fixtures() / "qwen3_5_moe-bf16/model.safetensors", dir / "model.safetensors", fs::copy_options::overwrite_existing);
   EXPECT_EQ(m.logits(experts, tokens, 0, tokens.size()), m.resident(tokens));  // whole again: the store goes on
+}
+
+// Another file under the same name while the model runs: the open one is read on, nothing changes. Overwritten in place by
+// something shorter: an error. Neither stops the process.
+TEST(StreamingFaults, AFileReplacedWhileRunning) {
+  const TempDir dir;
+  copy_configs(fixtures() / "qwen3_5_moe-bf16", dir.path());
+  fs::copy_file(fixtures() / "qwen3_5_moe-bf16/model.safetensors", dir / "model.safetensors");
+  const Loaded m(dir.path());
+  const auto tokens = golden_tokens("qwen3_5_moe-bf16");
+  const auto want = m.resident(tokens);
+  store::StreamingStore experts(m.binding.experts, m.names(), m.streaming(4, 3));
+  fs::rename(dir / "model.safetensors", dir / "old");
+  std::ofstream(dir / "model.safetensors") << "not a model";
+  EXPECT_EQ(m.logits(experts, tokens, 0, tokens.size()), want);
+  std::ofstream(dir / "old", std::ios::trunc) << "not a model either";
+  expect_error([&] { m.logits(experts, tokens, 0, tokens.size()); }, ErrorCode::Io, {"model.safetensors", "layer", "expert", "ends early"});
+  EXPECT_EQ(leaked_slots(experts), 0u);
 }
 
 TEST(StreamingStore, TooFewSlotsAreRefused) {

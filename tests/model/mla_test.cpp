@@ -169,6 +169,7 @@ class Layer {
     weights_ =
         std::get<MlaTensors<store::MatrixSource, store::VectorSource>>(binding_.sources.layers[index].mixer)
             .map([&](const auto& source) { return trunk_.load(source); });
+    trunk_.finish();
     rope_ = {trunk_.load(std::span<const float>(spec_.rope.inv_freq)), spec_.rope.style,
              spec_.rope.magnitude};
   }

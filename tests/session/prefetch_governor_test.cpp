@@ -38,6 +38,17 @@ TEST(PrefetchGovernor, OneSlowStepDecidesNothing) {
   EXPECT_GT(g.steps_on(), g.steps_off() * 3);
 }
 
+// A cache that warms up makes every step faster than the one before, whatever is done.
+TEST(PrefetchGovernor, WarmingUpFavoursNeitherSide) {
+  PrefetchGovernor good(Prefetch::Auto, true), bad(Prefetch::Auto, true);
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    good.step_took(1000 - 5 * i - (good.on() ? 30 : 0));
+    bad.step_took(1000 - 5 * i + (bad.on() ? 30 : 0));
+  }
+  EXPECT_TRUE(good.on());
+  EXPECT_FALSE(bad.on());
+}
+
 TEST(PrefetchGovernor, ModesAndUselessness) {
   PrefetchGovernor on(Prefetch::On, true), off(Prefetch::Off, true), useless(Prefetch::On, false);
   EXPECT_EQ(share_on(on, 100, 1, 300), 1.0);

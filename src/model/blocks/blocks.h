@@ -70,11 +70,14 @@ TensorView delta_net(Context& c, const GatedDeltaSpec& spec, const GatedDeltaWei
 
 // Feed-forwards add to h themselves.
 void dense_ffn(Context& c, const FfnWeights& w, const TensorView& x, const TensorView& h);
-// A single token with c.prefetch foretells the experts of `next` while its own are under way.
+// With c.prefetch a single token foretells the experts of `next` while its own are under way; a prompt that will need most of
+// them has the first ones read while the next mixer computes.
 void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h, const NextRouter& next);
 
 // Foretells the experts of `next` from the residual stream h [1, D] and hints them to the store. Never changes a result.
 void predict_experts(Context& c, const NextRouter& next, const TensorView& h);
+// For a prompt of n_tokens: hints the first experts of `next`, in file order, where most will be needed.
+void announce_scan(Context& c, const NextRouter& next, std::int64_t n_tokens);
 // Compares what was foretold for the layer with c.moe.ids, its choice.
 void judge_prediction(Context& c, LayerIdx layer);
 

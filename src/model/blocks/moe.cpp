@@ -126,7 +126,25 @@ void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeigh
   }
 }
 
+// Everything on the device: the router's choice is not looked at here.
+void run_on_device(Context& c, const store::ResidentExperts& r, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+  const auto n_chosen = static_cast<std::uint64_t>(x.dim(0) * spec.top_k);
+  c.counters.requests += n_chosen;
+  c.counters.hits += n_chosen;
+  const store::ExpertView& e = r.first;
+  backend::RoutedFfn op{x, s.ids, FfnMatrices{e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias}, r.stride, nullptr, r.n_experts, s.rows, {}, {}, spec.glu, spec.glu_limit, spec.glu_alpha, c.precision};
+  if (spec.shared_dim > 0) {
+    op.shared = FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}};
+    op.shared_y = s.shared;
+  }
+  c.backend.run_routed(c.stream, op);
+}
+
 }  // namespace
+
+bool routed_on_device(const backend::Backend& backend, const store::ResidentExperts& r) {
+  return backend.routes_on_device() && !r.first.gate.empty() && r.first.gate.format == r.first.up.format;
+}
 
 std::span<const std::int32_t> all_rows(MoeScratch& s, std::int64_t n) {
   if (s.all.size() < static_cast<std::size_t>(n)) {
@@ -157,10 +175,17 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   const std::int64_t n = x.dim(0), d = x.dim(1);
   const MoeTensorScratch s(c.arena, spec, n, d);
   // Routers see f32 activations in both precisions.
-  const backend::MatMulPart router{w.router, w.router_bias, s.logits};
-  c.run(backend::MatMul{x, {&router, 1}, Precision::Exact});
+  const store::ResidentExperts resident = c.experts.resident_layer(layer);
+  const bool on_device = c.routing == nullptr && routed_on_device(c.backend, resident);  // a hook wants to see the choice
+  const backend::MatMulPart gates[] = {{w.router, w.router_bias, s.logits}, {w.shared_gate, {}, s.shared_gate}};
+  c.run(backend::MatMul{x, {gates, on_device && spec.shared_gate ? 2u : 1u}, Precision::Exact});
   const RouterSpec& r = spec.router;
   c.run(backend::Route{s.logits, w.select_bias, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
+  const backend::Combine combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h};
+  if (on_device) {
+    run_on_device(c, resident, spec, w, x, s);
+    return c.run(combine);
+  }
 
   c.backend.synchronize(c.stream);
   c.moe.ids.resize(static_cast<std::size_t>(n * spec.top_k));
@@ -169,7 +194,8 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   group_by_expert(c.moe, n, spec.top_k, spec.n_experts);
 
   run_experts(c, layer, spec, w, x, s, h, next);
-  c.run(backend::Combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h});
+  if (c.prefetch && n > 1 && next.spec != nullptr) announce_scan(c, next, n);
+  c.run(combine);
 }
 
 }  // namespace moeflux::model

@@ -1,5 +1,7 @@
 // Prefetch: the next layer's router applied to the residual stream of this one says which experts will be wanted there.
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "model/blocks/blocks.h"
 
@@ -8,6 +10,10 @@ namespace {
 
 // How fast the measured recall follows: about the last 256 predictions, a few tokens of all layers.
 constexpr double kRecallStep = 1.0 / 256.0;
+// An expert of a prompt that is needed with this probability is read before its router has spoken.
+constexpr double kWorthScanning = 0.9;
+// How many batches of a prompt's experts are read while a mixer computes.
+constexpr std::size_t kScanBatches = 3;
 
 }  // namespace
 
@@ -31,6 +37,17 @@ void predict_experts(Context& c, const NextRouter& next, const TensorView& h) {
   p.experts.clear();
   for (std::int32_t id : p.ids) p.experts.push_back(ExpertIdx(id));  // in rank order: the surest first
   c.experts.hint(next.layer, p.experts, static_cast<float>(p.recall));
+}
+
+void announce_scan(Context& c, const NextRouter& next, std::int64_t n_tokens) {
+  const double missed = 1.0 - static_cast<double>(next.spec->top_k) / static_cast<double>(next.spec->n_experts);
+  const double needed = 1.0 - std::pow(missed, static_cast<double>(n_tokens));
+  if (needed < kWorthScanning) return;
+  std::vector<ExpertIdx>& first = c.moe.prediction.experts;
+  first.clear();
+  const std::size_t n = std::min<std::size_t>(static_cast<std::size_t>(next.spec->n_experts), kScanBatches * c.experts.scan_batch());
+  for (std::size_t e = 0; e < n; ++e) first.push_back(ExpertIdx(static_cast<std::int32_t>(e)));
+  c.experts.hint(next.layer, first, static_cast<float>(needed));
 }
 
 void judge_prediction(Context& c, LayerIdx layer) {

@@ -31,13 +31,15 @@ namespace moeflux::backend::cpu::avx2 {
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/avx2/bytes.inl"
+#include "backend/cpu/kernels/generic/panels.inl"
 // clang-format on
 }  // namespace moeflux::backend::cpu::avx2
 
 MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
 const KernelTable* avx2_table() noexcept {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kTable : nullptr;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kPanelTable : nullptr;
 }
 }  // namespace moeflux::backend::cpu
 

@@ -162,5 +162,7 @@ const KernelTable* scalar_table() noexcept;
 const KernelTable* avx2_table() noexcept;
 const KernelTable* avx512_table() noexcept;
 const KernelTable* avx512vnni_table() noexcept;
+const KernelTable* amx_table() noexcept;
+const KernelTable* neon_table() noexcept;
 
 }  // namespace moeflux::backend::cpu

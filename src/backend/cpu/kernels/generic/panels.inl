@@ -1,0 +1,264 @@
+// fast matmul for instruction sets with products of bytes: sixteen rows at a time, one row per lane.
+//
+// x8 order of these tables: in every 32 values the even ones, then the odd ones, as a packed nibble format gives them. Sums
+// inside a group are exact integers: their order is free. Codes are kept as bytes that the instruction set can multiply,
+// shifted by kShift<Slot>; kShift * sx is taken off again.
+//
+// The instruction set supplies: I16 (sixteen sums) with izero, isub, to_f32; Partial (sums of one row) with row_dot,
+// reduce8; order32, unpack_nibbles32, add_products8; kShift.
+
+namespace {
+
+inline constexpr int kRows = 16;
+
+template <int Slot>
+inline constexpr bool kNibbles = Slot == 3 || Slot == 6;
+
+struct PanelScratch {
+  std::uint8_t* codes;  // [cols / 4][16][4], or [16][cols] for one token
+  float* scales;        // [groups][16]
+  float* biases;
+  std::uint8_t* row;    // [cols]
+};
+
+MOEFLUX_MATH PanelScratch split_panel(std::byte* scratch, std::int64_t cols, std::int64_t n_groups) noexcept {
+  auto* codes = reinterpret_cast<std::uint8_t*>(scratch);
+  auto* scales = reinterpret_cast<float*>(scratch + cols * kRows);
+  return {codes, scales, scales + n_groups * kRows, reinterpret_cast<std::uint8_t*>(scales + 2 * n_groups * kRows)};
+}
+
+MOEFLUX_MATH float load_scale(const std::byte* p, DType dtype, std::int64_t i) noexcept {
+  return dtype == DType::BF16  ? quant::load_scalar<DType::BF16>(p, i)
+         : dtype == DType::F16 ? quant::load_scalar<DType::F16>(p, i)
+                               : quant::load_scalar<DType::F32>(p, i);
+}
+
+// Rows past the end repeat the last one and are not stored.
+MOEFLUX_MATH std::uint64_t row_or_last(std::int64_t row, std::int64_t end) noexcept {
+  return static_cast<std::uint64_t>(row < end ? row : end - 1);
+}
+
+template <int Slot>
+void load_panel_scales(const MatrixView& w, std::int64_t row, std::int64_t end, const PanelScratch& s) noexcept {
+  const std::int64_t n_groups = w.cols / w.format.group;
+  const DType dtype = w.format.scale_dtype;
+  for (int i = 0; i < kRows; ++i) {
+    const std::uint64_t at = row_or_last(row + i, end) * w.scale_row_bytes();
+    if constexpr (Slot == 3) {
+      const auto* e = reinterpret_cast<const std::uint8_t*>(w.scales) + at;
+      for (std::int64_t g = 0; g < n_groups; ++g) s.scales[g * kRows + i] = quant::e8m0_half_to_f32(e[g]);
+    } else if (dtype == DType::BF16) {
+      for (std::int64_t g = 0; g < n_groups; ++g) {
+        s.scales[g * kRows + i] = quant::load_scalar<DType::BF16>(w.scales + at, g);
+        s.biases[g * kRows + i] = quant::load_scalar<DType::BF16>(w.biases + at, g);
+      }
+    } else {
+      for (std::int64_t g = 0; g < n_groups; ++g) {
+        s.scales[g * kRows + i] = load_scale(w.scales + at, dtype, g);
+        s.biases[g * kRows + i] = load_scale(w.biases + at, dtype, g);
+      }
+    }
+  }
+}
+
+// The codes of a row as bytes in x8 order.
+template <int Slot>
+MOEFLUX_MATH void unpack_ordered(const std::uint8_t* packed, std::int64_t cols, std::uint8_t* out) noexcept {
+  if constexpr (kNibbles<Slot>) {
+    for (std::int64_t c = 0; c < cols; c += 32) unpack_nibbles32<Slot == 3>(packed + c / 2, out + c);
+  } else {
+    alignas(64) std::uint8_t u[32];
+    for (std::int64_t c = 0; c < cols; c += 32) {
+      quant::unpack<kBits<Slot>>(packed + c / 8 * kBits<Slot>, 32, u);
+      if constexpr (kShift<Slot> != 0)
+        for (std::uint8_t& code : u) code = static_cast<std::uint8_t>(code + kShift<Slot>);
+      order32(u, out + c);
+    }
+  }
+}
+
+MOEFLUX_MATH const std::uint8_t* codes_of(const MatrixView& w, std::uint64_t row) noexcept {
+  return reinterpret_cast<const std::uint8_t*>(w.data) + row * w.row_bytes();
+}
+
+// The two fmas of a group.
+template <int Slot>
+MOEFLUX_MATH V16 add_group(V16 acc, I16 idot, const float* scales, const float* biases, float d, std::int32_t sx) noexcept {
+  if constexpr (kShift<Slot> != 0) idot = isub(idot, kShift<Slot> * sx);
+  const V16 dv = set1(d);
+  acc = fma(to_f32(idot), mul(load(scales), dv), acc);
+  if constexpr (Slot != 3) acc = fma(set1(static_cast<float>(sx)), mul(load(biases), dv), acc);
+  return acc;
+}
+
+MOEFLUX_MATH void store_panel_rows(const MatMulBlock& b, std::int64_t t, std::int64_t row, std::int64_t n, V16 acc) noexcept {
+  float* y = y_row(b, t) + row;
+  if (n >= kRows) {
+    store(y, b.bias != nullptr ? add(acc, load(b.bias + row)) : acc);
+  } else {
+    store_n(y, b.bias != nullptr ? add(acc, load_n(b.bias + row, n)) : acc, n);
+  }
+}
+
+// Sixteen rows are too many streams for the hardware to run ahead of: a tile ahead, at least 16 KiB, in order.
+MOEFLUX_MATH const char* fetch_lines(const char* p, int bytes) noexcept {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  return p + bytes;
+}
+
+// One token (or two): each row's codes meet x8 where they lie, or unpacked a row at a time.
+template <int Slot>
+void matvec_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  const MatrixView& w = b.w;
+  const int group = w.format.group;
+  const std::int64_t n_groups = w.cols / group;
+  const PanelScratch s = split_panel(b.scratch, w.cols, n_groups);
+  for (std::int64_t r = row_begin; r < row_end; r += kRows) {
+    load_panel_scales<Slot>(w, r, row_end, s);
+    const std::uint64_t tile = kRows * w.row_bytes(), distance = tile > (16 << 10) ? tile : 16 << 10;
+    const char* ahead = reinterpret_cast<const char*>(codes_of(w, static_cast<std::uint64_t>(r))) + distance;
+    const std::uint64_t next = (static_cast<std::uint64_t>(r) + 2 * kRows) * w.scale_row_bytes();
+    fetch_lines(reinterpret_cast<const char*>(w.scales) + next, static_cast<int>(kRows * w.scale_row_bytes()));
+    if constexpr (Slot != 3) fetch_lines(reinterpret_cast<const char*>(w.biases) + next, static_cast<int>(kRows * w.scale_row_bytes()));
+    const std::uint8_t* rows[kRows];
+    for (int i = 0; i < kRows; ++i) {
+      rows[i] = codes_of(w, row_or_last(r + i, row_end));
+      if constexpr (!kNibbles<Slot>) {
+        ahead = fetch_lines(ahead, static_cast<int>(w.row_bytes()));
+        unpack_ordered<Slot>(rows[i], w.cols, s.codes + i * w.cols);
+        rows[i] = s.codes + i * w.cols;
+      }
+    }
+    const int group_bytes = kNibbles<Slot> ? group / 2 : group;
+    for (std::int64_t t = 0; t < b.n_tokens; ++t) {
+      V16 acc = zero();
+      for (std::int64_t g = 0; g < n_groups; ++g) {
+        const std::int8_t* x8 = b.xq.x8 + t * w.cols + g * group;
+        alignas(64) std::int32_t sums[kRows];
+        if constexpr (kNibbles<Slot>) ahead = fetch_lines(ahead, kRows * group_bytes);
+        for (int half = 0; half < kRows; half += 8) {
+          Partial p[8];
+#pragma GCC unroll 8
+          for (int i = 0; i < 8; ++i) p[i] = row_dot<Slot>(rows[half + i] + g * group_bytes, x8, group);
+          reduce8(p, sums + half);
+        }
+        acc = add_group<Slot>(acc, iload(sums), s.scales + g * kRows, s.biases + g * kRows, b.xq.d[t * n_groups + g],
+                              b.xq.sx[t * n_groups + g]);
+      }
+      store_panel_rows(b, t, r, row_end - r, acc);
+    }
+  }
+}
+
+template <int Slot>
+void fill_codes(const MatrixView& w, std::int64_t row, std::int64_t end, const PanelScratch& s) noexcept {
+  for (int i = 0; i < kRows; ++i) {
+    unpack_ordered<Slot>(codes_of(w, row_or_last(row + i, end)), w.cols, s.row);
+    std::uint8_t* to = s.codes + 4 * i;
+    for (std::int64_t c = 0; c < w.cols; c += 4, to += 4 * kRows) std::memcpy(to, s.row + c, 4);
+  }
+}
+
+// NT tokens against a panel. The sums are named variables: compilers keep arrays that live across a loop in memory.
+#define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3)
+#define MOEFLUX_CLEAR(t) I16 a##t = izero();
+#define MOEFLUX_STEP(t) \
+  if constexpr (NT > t) add_products8<Slot>(a##t, codes, x + 4 * t, x + 4 * (NT + t));
+#define MOEFLUX_FINISH(t) \
+  if constexpr (NT > t) store(out + kRows * t, add_group<Slot>(load(out + kRows * t), a##t, scales, biases, d[t], sx[t]));
+
+template <int Slot, int NT>
+void panel_tile(const PanelScratch& s, std::int64_t n_groups, std::int64_t steps, const std::int8_t* x, const float* d,
+                const std::int32_t* sx, float* out) noexcept {
+  for (int t = 0; t < NT; ++t) store(out + kRows * t, zero());
+  const std::uint8_t* codes = s.codes;
+  const float *scales = s.scales, *biases = s.biases;
+  for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT, scales += kRows, biases += kRows) {
+    MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
+    for (std::int64_t k = 0; k < steps; k += 2, codes += 8 * kRows, x += 8 * NT) {
+      MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+    }
+    MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
+    asm volatile("" : : : "memory");  // keeps `out` in memory: in registers it would push the sums out of them
+  }
+}
+
+#undef MOEFLUX_EACH_TOKEN
+#undef MOEFLUX_CLEAR
+#undef MOEFLUX_STEP
+#undef MOEFLUX_FINISH
+
+template <int Slot>
+void gemm_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  const MatrixView& w = b.w;
+  const std::int64_t n_groups = w.cols / w.format.group, tile = b.xq.tile, steps = w.format.group / 4;
+  const PanelScratch s = split_panel(b.scratch, w.cols, n_groups);
+  alignas(64) float out[4 * kRows];
+  for (std::int64_t r = row_begin; r < row_end; r += kRows) {
+    load_panel_scales<Slot>(w, r, row_end, s);
+    fill_codes<Slot>(w, r, row_end, s);
+    for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
+      const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
+      const std::int8_t* x = b.xq.x8 + t * w.cols;
+      const float* d = b.xq.d + t * n_groups;
+      const std::int32_t* sx = b.xq.sx + t * n_groups;
+      switch (n) {
+        case 1: panel_tile<Slot, 1>(s, n_groups, steps, x, d, sx, out); break;
+        case 2: panel_tile<Slot, 2>(s, n_groups, steps, x, d, sx, out); break;
+        case 3: panel_tile<Slot, 3>(s, n_groups, steps, x, d, sx, out); break;
+        default: panel_tile<Slot, 4>(s, n_groups, steps, x, d, sx, out); break;
+      }
+      for (std::int64_t i = 0; i < n; ++i) store_panel_rows(b, t + i, r, row_end - r, load(out + i * kRows));
+    }
+  }
+}
+
+template <int Slot>
+void matmul_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  if (b.xq.tile > 1)
+    gemm_panels<Slot>(b, row_begin, row_end);
+  else
+    matvec_panels<Slot>(b, row_begin, row_end);
+}
+
+// Four tokens of sixteen sums each are what sixteen registers of eight lanes hold beside the codes.
+std::int64_t panel_token_tile(std::int64_t n_tokens) noexcept {
+  if (n_tokens < 3) return 1;
+  const std::int64_t tiles = (n_tokens + 3) / 4;
+  return (n_tokens + tiles - 1) / tiles;
+}
+
+void quantize_row_panels(const float* x, std::int64_t cols, std::int64_t group, std::int8_t* x8, float* d, std::int32_t* sx) noexcept {
+  quantize_row(x, cols, group, x8, d, sx);
+  alignas(64) std::uint8_t t[32];
+  for (std::int64_t c = 0; c < cols; c += 32) {
+    std::memcpy(t, x8 + c, 32);
+    order32(t, reinterpret_cast<std::uint8_t*>(x8 + c));
+  }
+}
+
+void interleave_panels(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
+                       std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out, std::int32_t* sx_out) noexcept {
+  for (std::int64_t t = 0; t < n; ++t) {
+    std::int8_t* to = x8_out + 4 * t;
+    for (std::int64_t c = 0; c < cols; c += 4, to += 4 * n) std::memcpy(to, x8[t] + c, 4);
+    for (std::int64_t g = 0; g < n_groups; ++g) {
+      d_out[g * n + t] = d[t][g];
+      sx_out[g * n + t] = sx[t][g];
+    }
+  }
+}
+
+constexpr KernelTable panel_table() {
+  KernelTable t = kTable;
+  const MatMulFn fast[] = {matmul_panels<3>, matmul_panels<4>, matmul_panels<5>, matmul_panels<6>,
+                           matmul_panels<7>, matmul_panels<8>, matmul_panels<9>};
+  for (int i = 0; i < 7; ++i) t.fast[3 + i] = fast[i];
+  t.quantize_row = quantize_row_panels;
+  t.token_tile = panel_token_tile;
+  t.interleave = interleave_panels;
+  return t;
+}
+constexpr KernelTable kPanelTable = panel_table();
+
+}  // namespace

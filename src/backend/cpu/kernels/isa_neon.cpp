@@ -1,0 +1,56 @@
+// The kernels compiled for NEON with dot products (ARMv8.2).
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "backend/cpu/kernels/kernel_table.h"
+#include "backend/cpu/kernels/target.h"
+#include "backend/ops.h"
+#include "core/float_bits.h"
+#include "core/scalar_math.h"
+#include "quant/codes.h"
+
+#define MOEFLUX_ISA neon
+#define MOEFLUX_ISA_NAME "neon"
+
+#if defined(__aarch64__)
+
+// The C library's; its header is one of the operating system's.
+extern "C" unsigned long getauxval(unsigned long type) noexcept;
+
+MOEFLUX_TARGET_BEGIN("arch=armv8.2-a+dotprod")
+#include "backend/cpu/kernels/simd_neon.h"
+
+namespace moeflux::backend::cpu::neon {
+// clang-format off: the order is a dependency
+#include "backend/cpu/kernels/generic/math.inl"
+#include "backend/cpu/kernels/generic/elementwise.inl"
+#include "backend/cpu/kernels/generic/matmul.inl"
+#include "backend/cpu/kernels/generic/head_matmul.inl"
+#include "backend/cpu/kernels/generic/attention.inl"
+#include "backend/cpu/kernels/generic/delta.inl"
+#include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/neon/bytes.inl"
+#include "backend/cpu/kernels/generic/panels.inl"
+// clang-format on
+}  // namespace moeflux::backend::cpu::neon
+
+MOEFLUX_TARGET_END
+namespace moeflux::backend::cpu {
+const KernelTable* neon_table() noexcept {
+  constexpr unsigned long kHwcap = 16, kDotProduct = 1ul << 20;  // AT_HWCAP, HWCAP_ASIMDDP
+  return (getauxval(kHwcap) & kDotProduct) != 0 ? &neon::kPanelTable : nullptr;
+}
+}  // namespace moeflux::backend::cpu
+
+#else
+
+namespace moeflux::backend::cpu {
+const KernelTable* neon_table() noexcept { return nullptr; }
+}  // namespace moeflux::backend::cpu
+
+#endif

@@ -1,0 +1,171 @@
+// Devices, streams and recordings of steps.
+#include "backend/cuda_backend.h"
+
+#include <algorithm>
+
+#include "backend/cuda/cuda_internal.h"
+#include "core/error.h"
+#include "core/units.h"
+
+namespace moeflux::backend {
+namespace cuda {
+
+CudaStream::CudaStream(int device, DeviceAllocator& allocator) : device_(device), allocator_(allocator) {
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  check_cuda(cudaMalloc(reinterpret_cast<void**>(&step_inputs), (kStepTokens + 1) * 4), "allocating a stream's inputs");
+  check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&step_host), (kStepTokens + 1) * 4, cudaHostAllocPortable), "pinning a stream's inputs");
+}
+
+CudaStream::~CudaStream() {
+  cudaSetDevice(device_);
+  cudaStreamSynchronize(stream_);
+  forget_recordings();
+  cudaFree(step_inputs);
+  cudaFreeHost(step_host);
+  cudaStreamDestroy(stream_);
+}
+
+void CudaStream::forget_recordings() noexcept {
+  for (auto& [key, r] : recordings)
+    if (r.exec != nullptr) cudaGraphExecDestroy(r.exec);
+  recordings.clear();
+  recording = nullptr;
+}
+
+std::byte* CudaStream::scratch(Scratch which, std::size_t bytes) {
+  Buffer& buffer = scratch_[static_cast<std::size_t>(which)];
+  if (buffer.bytes() >= bytes) return buffer.data();
+  if (capturing) fail(ErrorCode::Internal, "a recorded step needs {} bytes of scratch memory, {} were there", bytes, buffer.bytes());
+  check_cuda(cudaStreamSynchronize(stream_), "waiting for the stream");
+  forget_recordings();
+  buffer = Buffer();
+  buffer = allocator_.allocate(bytes + bytes / 8, 256);
+  return buffer.data();
+}
+
+CudaStream::Position CudaStream::position(std::int64_t pos) const {
+  if (pos == step_pos) return {step_inputs, static_cast<std::int32_t>(pos)};
+  return {nullptr, static_cast<std::int32_t>(pos)};
+}
+
+CudaBackend::CudaBackend(int device) : device_(device), allocator_(device), pinned_(device), copier_(device) {
+  cudaDeviceProp p{};
+  check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
+  name_ = fmt::format("cuda {}, {}", device, p.name);
+}
+
+std::unique_ptr<Stream> CudaBackend::create_stream() {
+  check_cuda(cudaSetDevice(device_), "choosing the device");
+  return std::make_unique<CudaStream>(device_, allocator_);
+}
+
+CudaStream& CudaBackend::use(Stream& stream) const {
+  check_cuda(cudaSetDevice(device_), "choosing the device");
+  return static_cast<CudaStream&>(stream);
+}
+
+void CudaBackend::synchronize(Stream& stream) {
+  CudaStream& s = use(stream);
+  if (s.capturing) return;  // nothing runs yet; what is recorded keeps its order
+  check_cuda(cudaStreamSynchronize(s.handle()), "computing");
+}
+
+// A step is recorded the second time it comes along: the first sizes the scratch memory. Attention over another number
+// of key groups is another step, as it needs other blocks.
+bool CudaBackend::begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) {
+  CudaStream& s = use(stream);
+  s.step_tokens = {};
+  s.step_pos = -1;
+  s.recording = nullptr;
+  s.overlap = repeatable;
+  if (!repeatable || tokens.size() > CudaStream::kStepTokens) return false;
+  check_cuda(cudaStreamSynchronize(s.handle()), "computing");  // the pinned inputs of the step before are free
+  s.step_host[0] = static_cast<std::int32_t>(pos0);
+  std::copy(tokens.begin(), tokens.end(), s.step_host + 1);
+  check_cuda(cudaMemcpyAsync(s.step_inputs, s.step_host, (tokens.size() + 1) * 4, cudaMemcpyHostToDevice, s.handle()), "copying a step's inputs");
+  s.step_tokens = tokens;
+  s.step_pos = pos0;
+  constexpr std::int64_t kGroupKeys = Attention::kTile * Attention::kGroupTiles;
+  const std::uint64_t key = tokens.size() << 32 | static_cast<std::uint64_t>(pos0 / kGroupKeys);
+  CudaStream::Recording& r = s.recordings[key];
+  if (r.exec != nullptr) {
+    check_cuda(cudaGraphLaunch(r.exec, s.handle()), "replaying a step");
+    return true;
+  }
+  s.recording = &r;
+  if (r.seen++ == 0) return false;
+  check_cuda(cudaStreamBeginCapture(s.handle(), cudaStreamCaptureModeThreadLocal), "recording a step");
+  s.capturing = true;
+  return false;
+}
+
+void CudaBackend::end_step(Stream& stream, bool complete) {
+  CudaStream& s = use(stream);
+  if (s.capturing) {
+    s.capturing = false;
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(s.handle(), &graph);
+    cudaError_t made = cudaSuccess;
+    if (ended == cudaSuccess && complete) made = cudaGraphInstantiate(&s.recording->exec, graph, 0);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (complete) {
+      check_cuda(ended, "recording a step");
+      check_cuda(made, "preparing a recorded step");
+      check_cuda(cudaGraphLaunch(s.recording->exec, s.handle()), "running a recorded step");
+    } else {
+      cudaGetLastError();
+    }
+  }
+  s.step_tokens = {};
+  s.step_pos = -1;
+  s.recording = nullptr;
+  s.overlap = false;
+}
+
+}  // namespace cuda
+
+int count_cuda_devices() noexcept {
+  int n = 0;
+  const cudaError_t status = cudaGetDeviceCount(&n);
+  if (status != cudaSuccess) cudaGetLastError();
+  return status == cudaSuccess ? n : 0;
+}
+
+CudaDeviceInfo cuda_device_info(int device) {
+  cudaDeviceProp p{};
+  cuda::check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
+  cuda::check_cuda(cudaSetDevice(device), "choosing the device");
+  CudaDeviceInfo info;
+  info.name = p.name;
+  info.n_processors = p.multiProcessorCount;
+  info.capability = p.major * 10 + p.minor;
+  cuda::check_cuda(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), "asking for free memory");
+  return info;
+}
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  int n = 0;
+  const cudaError_t status = cudaGetDeviceCount(&n);
+  if (status == cudaErrorNoDevice || (status == cudaSuccess && n == 0)) {
+    cudaGetLastError();
+    fail(ErrorCode::Unsupported, "this machine has no CUDA device; run on the CPU with --backend cpu");
+  }
+  if (status == cudaErrorInsufficientDriver) {
+    cudaGetLastError();
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    if (driver == 0) fail(ErrorCode::Unsupported, "no CUDA driver was found; run on the CPU with --backend cpu");
+    fail(ErrorCode::Unsupported, "the CUDA driver is for CUDA {}.{}, this build needs {}.{}: update the driver or run on the CPU", driver / 1000,
+         driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+  }
+  cuda::check_cuda(status, "looking for devices");
+  if (options.device < 0 || options.device >= n)
+    fail(ErrorCode::InvalidArgument, "there is no CUDA device {}: this machine has {}", options.device, n);
+  const CudaDeviceInfo info = cuda_device_info(options.device);
+  if (info.capability < 80)
+    fail(ErrorCode::Unsupported, "{} has compute capability {}.{}; 8.0 is the least", info.name, info.capability / 10, info.capability % 10);
+  return std::make_unique<cuda::CudaBackend>(options.device);
+}
+
+}  // namespace moeflux::backend

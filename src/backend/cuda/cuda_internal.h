@@ -1,0 +1,178 @@
+// What the files of the CUDA backend share: the backend class, its streams with their scratch memory and recordings.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda_backend.h"
+#include "core/buffer.h"
+
+namespace moeflux::backend::cuda {
+
+// Throws Internal (OutOfMemory where that is the reason) with what was being done.
+[[noreturn]] void raise(cudaError_t status, const char* what);
+inline void check_cuda(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) raise(status, what);
+}
+
+// Memory of one device; zero-filled.
+class DeviceAllocator final : public Allocator {
+ public:
+  explicit DeviceAllocator(int device) : device_(device) {}
+  Buffer allocate(std::size_t bytes, std::size_t alignment) override;
+
+ protected:
+  void release(std::byte* data, std::size_t bytes) noexcept override;
+
+ private:
+  int device_;
+};
+
+// Host memory that the device reads at full speed.
+class PinnedAllocator final : public Allocator {
+ public:
+  explicit PinnedAllocator(int device) : device_(device) {}
+  Buffer allocate(std::size_t bytes, std::size_t alignment) override;
+
+ protected:
+  void release(std::byte* data, std::size_t bytes) noexcept override;
+
+ private:
+  int device_;
+};
+
+// Blocking copies on a stream of its own: independent of what sessions compute.
+class DeviceCopier final : public Copier {
+ public:
+  explicit DeviceCopier(int device);
+  ~DeviceCopier() override;
+  void to_device(std::byte* device, const std::byte* host, std::size_t bytes) override;
+  void to_host(std::byte* host, const std::byte* device, std::size_t bytes) override;
+
+ private:
+  void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
+  int device_;
+  std::mutex mutex_;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Scratch buffers of a stream, by purpose. They grow to the largest need seen and stay.
+enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Decoded, Count };
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(int device, DeviceAllocator& allocator);
+  ~CudaStream() override;
+
+  cudaStream_t handle() const noexcept { return stream_; }
+  // At least `bytes`; contents are not kept when it grows. Growing waits for the stream and forgets recordings, whose
+  // kernels point into the old memory.
+  std::byte* scratch(Scratch which, std::size_t bytes);
+  template <class T>
+  T* scratch_of(Scratch which, std::size_t count) {
+    return reinterpret_cast<T*>(scratch(which, count * sizeof(T)));
+  }
+  // A position as a kernel parameter: a pointer where the step's own position is meant, so that a recording can be
+  // replayed at another one.
+  struct Position {
+    const std::int32_t* at = nullptr;
+    std::int32_t value = 0;
+    __host__ __device__ std::int32_t get() const { return at != nullptr ? *at : value; }
+  };
+  Position position(std::int64_t pos) const;
+
+  struct Recording {
+    cudaGraphExec_t exec = nullptr;
+    int seen = 0;  // eager runs before: the first one sizes the scratch memory
+  };
+  void forget_recordings() noexcept;
+
+  // The step under way.
+  std::span<const std::int32_t> step_tokens;
+  std::int64_t step_pos = -1;
+  bool capturing = false;
+  bool overlap = false;  // kernels may start before the one before has ended: steps of few tokens
+  Recording* recording = nullptr;
+  std::map<std::uint64_t, Recording> recordings;
+  std::int32_t* step_inputs = nullptr;  // device: [0] the position, [1..] tokens
+  std::int32_t* step_host = nullptr;    // pinned, the same
+  static constexpr std::size_t kStepTokens = 15;
+
+ private:
+  int device_;
+  DeviceAllocator& allocator_;
+  cudaStream_t stream_ = nullptr;
+  std::array<Buffer, static_cast<std::size_t>(Scratch::Count)> scratch_;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int device);
+
+  std::string name() const override { return name_; }
+  std::unique_ptr<Stream> create_stream() override;
+  void synchronize(Stream& stream) override;
+  Allocator& allocator() noexcept override { return allocator_; }
+  Allocator& pinned_allocator() noexcept override { return pinned_; }
+  Copier& copier() noexcept override { return copier_; }
+  bool routes_on_device() const noexcept override { return true; }
+  void run_routed(Stream& stream, const RoutedFfn& op) override;
+  bool begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) override;
+  void end_step(Stream& stream, bool complete) override;
+
+ protected:
+#define MOEFLUX_CUDA_OP(Op) void execute(Stream& stream, const Op& op) override;
+  MOEFLUX_FOR_EACH_OP(MOEFLUX_CUDA_OP)
+#undef MOEFLUX_CUDA_OP
+
+ private:
+  // The stream as its own type, with the device made current for this thread.
+  CudaStream& use(Stream& stream) const;
+
+  int device_;
+  std::string name_;
+  DeviceAllocator allocator_;
+  PinnedAllocator pinned_;
+  DeviceCopier copier_;
+};
+
+// Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages.
+template <class... Params, class... Args>
+void launch(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = s.handle();
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = s.overlap ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), what);
+}
+
+// Kernels with more than 48 KiB of dynamic shared memory must ask for it.
+template <class Kernel>
+void allow_shared(Kernel kernel, std::size_t bytes) {
+  if (bytes > 48u << 10)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a kernel");
+}
+
+template <class Kernel>
+void launch_large(CudaStream& s, const char* what, Kernel kernel, dim3 grid, int threads, std::size_t shared_bytes, const auto&... args) {
+  allow_shared(kernel, shared_bytes);
+  launch(s, what, kernel, grid, threads, shared_bytes, args...);
+}
+
+}  // namespace moeflux::backend::cuda

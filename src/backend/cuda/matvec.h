@@ -1,0 +1,514 @@
+// Matrix times one token, by blocks of rows: the shape of decoding. Only for CUDA sources.
+//
+// Fast precision: a block takes 32 KiB of codes at a time. Their loads are issued first, then the block quantizes the
+// activations itself (cheaper than a launch of its own) while they fly; warps make the integer dot products of groups
+// and one thread a row walks the groups in ascending order with its two fmas, while the next codes fly. Exact precision:
+// sixteen threads a row, one lane each.
+#pragma once
+
+#include "backend/cuda/device.h"
+
+namespace moeflux::backend::cuda {
+
+inline constexpr int kMvThreads = 256;
+inline constexpr int kMvWarps = kMvThreads / kWarp;
+// 16-byte loads of a thread in a step: enough in flight, and enough blocks for the chip where rows are short.
+__host__ __device__ constexpr int loads_of(int width) { return width == 16 ? 4 : 8; }
+
+// How codes meet activations. Nibble, Byte, Mx: 16 bytes of codes a load. Any: a group at a time, byte by byte.
+enum class Path : std::uint8_t { Nibble, Byte, Mx, Any };
+
+__host__ __device__ inline Path path_of(const Matrix& m) {
+  if (!m.aligned || m.group * m.bits % 128 != 0 || m.scale_dtype == DType::F32) return Path::Any;
+  if (m.kind == quant::FormatKind::Mxfp4) return Path::Mx;
+  return m.bits == 4 ? Path::Nibble : m.bits == 8 ? Path::Byte : Path::Any;
+}
+
+// Activations in shared memory: x8 and, per group, d and the sum of x8 as f32.
+struct QuantizedX {
+  std::int8_t* x8;
+  float *d, *sx;
+};
+
+__host__ __device__ inline std::size_t quantized_bytes(int cols, int group) {
+  return static_cast<std::size_t>(cols) + static_cast<std::size_t>(groups_of(cols, group)) * 8;
+}
+__device__ inline QuantizedX quantized_at(std::byte* memory, int cols, int group) {
+  auto* d = reinterpret_cast<float*>(memory + cols);
+  return {reinterpret_cast<std::int8_t*>(memory), d, d + groups_of(cols, group)};
+}
+
+// rint(x / d) clamped to +-127. `inverse` is 1 / d rounded, or 0 where that or a product with it could leave the normal
+// range. With it the quotient is made by one correction of x * inverse, which gives the rounded quotient (Markstein) unless
+// that underflows: then the code is 0 either way.
+__device__ inline int round_code(float x, float d, float inverse) {
+  float quotient;
+  if (inverse != 0.0f) {
+    const float guess = x * inverse;
+    quotient = math::fma(math::fma(-guess, d, x), inverse, guess);
+  } else {
+    quotient = x / d;
+  }
+  const float r = (quotient + 12582912.0f) - 12582912.0f;
+  const float low = r < 127.0f ? r : 127.0f;
+  return __float2int_rn(low > -127.0f ? low : -127.0f);
+}
+__device__ inline unsigned pack4(int a, int b, int c, int d) {
+  return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | static_cast<unsigned>(d & 255) << 24;
+}
+
+// Eight neighbours of a group that `lanes` threads share: their codes, the group's d and sum. All threads of the warp.
+__device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8], float& d, int& sum) {
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float v = fabsf(x[i]);
+    top = v > top ? v : top;
+  }
+  for (int step = lanes / 2; step >= 1; step /= 2) {
+    const float other = __shfl_xor_sync(kAll, top, step);
+    top = other > top ? other : top;
+  }
+  d = top / 127.0f;
+  const float inverse = d > 0x1p-60f && d < 0x1p60f ? 1.0f / d : 0.0f;
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    code[i] = d > 0.0f ? round_code(x[i], d, inverse) : 0;
+    sum += code[i];
+  }
+  for (int step = lanes / 2; step >= 1; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
+}
+
+// load(i, out) gives values i .. i + 7. Matvecs keep two planes, so that 16 bytes of codes meet 16 bytes of each without
+// bank conflicts: even and odd codes (what masking a word leaves), or the halves of every eight. Paired: the even and the
+// odd ones of every eight side by side.
+enum class Order : std::uint8_t { Natural, EvenOddPlanes, HalfPlanes, Paired };
+__device__ inline Order order_of(Path path) { return path == Path::Nibble ? Order::EvenOddPlanes : path == Path::Mx ? Order::HalfPlanes : Order::Natural; }
+
+template <class Load>
+__device__ inline void quantize_block(const Load& load, int cols, int group, Order order, const QuantizedX& q) {
+  const int lanes = group / 8, padded = (cols + 255) / 256 * 256;  // whole warps: shuffles need them
+  for (int i = threadIdx.x * 8; i < padded; i += blockDim.x * 8) {
+    float x[8] = {};
+    if (i < cols) load(i, x);
+    int c[8];
+    float d;
+    int sum;
+    quantize8(x, lanes, c, d, sum);
+    if (i >= cols) continue;
+    if ((i & (group - 1)) == 0) {
+      q.d[groups_of(i, group)] = d;
+      q.sx[groups_of(i, group)] = static_cast<float>(sum);
+    }
+    auto* words = reinterpret_cast<unsigned*>(q.x8);
+    if (order == Order::Paired) {
+      words[i / 4] = pack4(c[0], c[2], c[4], c[6]);
+      words[i / 4 + 1] = pack4(c[1], c[3], c[5], c[7]);
+    } else if (order == Order::EvenOddPlanes) {
+      words[i / 8] = pack4(c[0], c[2], c[4], c[6]);
+      words[cols / 8 + i / 8] = pack4(c[1], c[3], c[5], c[7]);
+    } else if (order == Order::HalfPlanes) {
+      words[i / 8] = pack4(c[0], c[1], c[2], c[3]);
+      words[cols / 8 + i / 8] = pack4(c[4], c[5], c[6], c[7]);
+    } else {
+      words[i / 4] = pack4(c[0], c[1], c[2], c[3]);
+      words[i / 4 + 1] = pack4(c[4], c[5], c[6], c[7]);
+    }
+  }
+}
+
+__device__ inline unsigned prmt(unsigned a, unsigned b, unsigned selector) {
+  unsigned out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(selector));
+  return out;
+}
+
+// Eight e2m1 codes of a word as twice their values, four to a register.
+__device__ inline void expand_mx(unsigned w, unsigned& low, unsigned& high) {
+  const unsigned magnitude = w & 0x77777777u, signs = w & 0x88888888u;
+  const unsigned a = prmt(0x03020100u, 0x0c080604u, magnitude), b = prmt(0x03020100u, 0x0c080604u, magnitude >> 16);
+  // A byte of ones for every negative code: selector 8 spreads the sign of byte 0, which is set, selector 1 takes a zero.
+  const unsigned selectors = signs | (0x11111111u ^ (signs >> 3));
+  const unsigned sa = prmt(0x80u, 0u, selectors), sb = prmt(0x80u, 0u, selectors >> 16);
+  low = __vsub4(a ^ sa, sa);
+  high = __vsub4(b ^ sb, sb);
+}
+
+// A whole group, byte by byte.
+__device__ inline int dot_group(const Matrix& m, const std::uint8_t* row, const std::int8_t* x8, int g) {
+  int s = 0;
+  for (int i = g * m.group; i < (g + 1) * m.group; ++i) {
+    const unsigned code = code_at(row, m.bits, i);
+    s += (m.kind == quant::FormatKind::Mxfp4 ? e2m1_twice(code) : static_cast<int>(code)) * x8[i];
+  }
+  return s;
+}
+
+// How a matrix is cut. A warp's step is `rows` rows by `width` units (16 bytes of codes; a whole group on path Any),
+// loads_of(width) a thread. Long rows take several steps.
+struct Cut {
+  int rows, width, per_group, groups;  // per_group: units of a group; groups: of a row and step
+};
+
+__host__ __device__ inline int row_units(const Matrix& m) { return path_of(m) == Path::Any ? groups_of(m.cols, m.group) : m.cols * m.bits / 128; }
+
+// Widths with code of their own; 0: path Any.
+__host__ __device__ inline int width_of(const Matrix& m) {
+  const Path path = path_of(m);
+  const int units = row_units(m);
+  if (path == Path::Any) return 0;
+  if (path == Path::Nibble) return units % 128 == 0 ? 128 : units % 64 == 0 ? 64 : units % 16 == 0 && m.group <= 64 ? 16 : 0;
+  return units % 64 == 0 ? 64 : 0;
+}
+
+__host__ __device__ inline Cut cut_of(const Matrix& m) {
+  const int width = width_of(m);
+  if (width == 0) return {1, kWarp, 1, kWarp};
+  const int per_group = m.group * m.bits / 128;  // a power of two
+  return {loads_of(width) * kWarp / width, width, per_group, groups_of(width, per_group)};
+}
+inline int block_rows(const Matrix& m) { return cut_of(m).rows * kMvWarps; }
+
+// Shared memory behind the activations, twice: per row and group of a step the dot product as f32, then scales and biases
+// as they are. Odd strides: rows of a walk lie in different banks.
+struct StepLayout {
+  int dot_stride, scale_stride, dots, scales;  // words
+  __host__ __device__ StepLayout(const Cut& c, int scale_bits) {
+    dot_stride = c.groups | 1;
+    scale_stride = (c.groups * scale_bits / 32) | 1;
+    dots = c.rows * kMvWarps * dot_stride;
+    scales = c.rows * kMvWarps * scale_stride;
+  }
+  __host__ __device__ int words() const { return dots + 2 * scales; }
+};
+__host__ __device__ inline int scale_bits(const Matrix& m) { return width_of(m) == 0 ? 32 : m.kind == quant::FormatKind::Mxfp4 ? 8 : 16; }
+__host__ __device__ inline std::size_t steps_offset(const Matrix& m) { return (quantized_bytes(m.cols, m.group) + 15) / 16 * 16; }
+inline std::size_t matvec_bytes(const Matrix& m) {
+  const bool any = width_of(m) == 0;
+  return steps_offset(m) + static_cast<std::size_t>(any ? 0 : 2 * StepLayout(cut_of(m), scale_bits(m)).words()) * 4;
+}
+
+// What a thread has on its way for one step.
+template <int N>
+struct Loads {
+  uint4 w[N];
+  uint4 scales, biases;  // 16 bytes of some row's, for those threads that carry any
+};
+
+template <Path P, int Width>
+class Matvec {
+ public:
+  static constexpr int kLoads = loads_of(Width);
+  static constexpr int kRows = kLoads * kWarp / Width;           // of a warp
+  static constexpr int kSets = Width >= kWarp ? Width / kWarp : 1;  // columns a thread sees
+  static constexpr int kScaleBits = P == Path::Mx ? 8 : 16;
+
+  __device__ Matvec(const Matrix& matrix, std::byte* memory)
+      : m(matrix), q(quantized_at(memory, matrix.cols, matrix.group)), layout(cut_of(matrix), kScaleBits), steps(reinterpret_cast<float*>(memory + steps_offset(matrix))) {
+    shift = 31 - __clz(m.group * m.bits / 128);
+    groups = Width >> shift;
+  }
+  __device__ int row_of(int u) const { return Width >= kWarp ? u / kSets : 2 * u + static_cast<int>(threadIdx.x) % kWarp / 16; }
+  __device__ int unit_of(int u) const { return Width >= kWarp ? u % kSets * kWarp + static_cast<int>(threadIdx.x) % kWarp : static_cast<int>(threadIdx.x) % 16; }
+
+  // Issues the loads of the block's rows from row0 on, units [c0, c0 + Width).
+  __device__ void fetch(int row0, int c0, Loads<kLoads>& to) const {
+    const int first = row0 + static_cast<int>(threadIdx.x) / kWarp * kRows;
+    const std::uint8_t* base = m.data + static_cast<std::size_t>(first) * m.row_bytes + static_cast<std::size_t>(c0) * 16;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u)
+      if (first + row_of(u) < m.rows) to.w[u] = __ldcs(reinterpret_cast<const uint4*>(base + row_of(u) * m.row_bytes) + unit_of(u));
+    const int per_row = groups * kScaleBits / 128;  // 16-byte pieces, a power of two
+    const int r = groups_of(static_cast<int>(threadIdx.x), per_row), row = row0 + r;
+    if (r >= kRows * kMvWarps || row >= m.rows) return;
+    const std::size_t at = static_cast<std::size_t>(row) * m.scale_row_bytes + static_cast<std::size_t>(c0 >> shift) * kScaleBits / 8 + (threadIdx.x & (per_row - 1)) * 16;
+    to.scales = *reinterpret_cast<const uint4*>(m.scales + at);
+    if constexpr (P != Path::Mx) to.biases = *reinterpret_cast<const uint4*>(m.biases + at);
+  }
+
+  __device__ float* buffer(int which) const { return steps + which * layout.words(); }
+
+  // Dot products and scales of the step, to shared memory.
+  __device__ void multiply(int c0, const Loads<kLoads>& from, int which) const {
+    float* dots = buffer(which);
+    const int lane = threadIdx.x % kWarp, warp_row = static_cast<int>(threadIdx.x) / kWarp * kRows, per_group = 1 << shift;
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      const Activations x(q.x8, m.cols, c0 + unit_of(set));
+#pragma unroll
+      for (int u = set; u < kLoads; u += kSets) {
+        int s = x.dot(from.w[u]);
+        for (int step = 1; step < per_group; step *= 2) s += __shfl_xor_sync(kAll, s, step);
+        if ((lane & (per_group - 1)) == 0) dots[(warp_row + row_of(u)) * layout.dot_stride + (unit_of(u) >> shift)] = static_cast<float>(s);
+      }
+    }
+    const int per_row = groups * kScaleBits / 128, r = groups_of(static_cast<int>(threadIdx.x), per_row);
+    if (r >= kRows * kMvWarps) return;
+    auto* scales = reinterpret_cast<unsigned*>(dots + layout.dots) + r * layout.scale_stride + (threadIdx.x & (per_row - 1)) * 4;
+    scales[0] = from.scales.x, scales[1] = from.scales.y, scales[2] = from.scales.z, scales[3] = from.scales.w;
+    if constexpr (P != Path::Mx) {
+      unsigned* biases = scales + layout.scales;
+      biases[0] = from.biases.x, biases[1] = from.biases.y, biases[2] = from.biases.z, biases[3] = from.biases.w;
+    }
+  }
+
+  // The step's groups in ascending order, for row r of the block.
+  __device__ void walk(int c0, int r, int which, float& acc) const {
+    const float* dots = buffer(which) + r * layout.dot_stride;
+    const auto* scales = reinterpret_cast<const unsigned*>(buffer(which) + layout.dots) + r * layout.scale_stride;
+    const float *d = q.d + (c0 >> shift), *sx = q.sx + (c0 >> shift);
+    if constexpr (P == Path::Mx) {
+#pragma unroll 8
+      for (int g = 0; g < groups; ++g)
+        acc = math::fma(dots[g], quant::e8m0_half_to_f32(static_cast<std::uint8_t>(scales[g / 4] >> g % 4 * 8)) * d[g], acc);
+    } else {
+      const unsigned* biases = scales + layout.scales;
+      const bool bf16 = m.scale_dtype == DType::BF16;
+#pragma unroll 4
+      for (int g = 0; g < groups; g += 2) {
+        const unsigned s = scales[g / 2], b = biases[g / 2];
+        const float s0 = bf16 ? __uint_as_float(s << 16) : f16_to_f32(static_cast<std::uint16_t>(s)), s1 = bf16 ? __uint_as_float(s & 0xffff0000u) : f16_to_f32(static_cast<std::uint16_t>(s >> 16));
+        const float b0 = bf16 ? __uint_as_float(b << 16) : f16_to_f32(static_cast<std::uint16_t>(b)), b1 = bf16 ? __uint_as_float(b & 0xffff0000u) : f16_to_f32(static_cast<std::uint16_t>(b >> 16));
+        acc = math::fma(dots[g], s0 * d[g], acc);
+        acc = math::fma(sx[g], b0 * d[g], acc);
+        acc = math::fma(dots[g + 1], s1 * d[g + 1], acc);
+        acc = math::fma(sx[g + 1], b1 * d[g + 1], acc);
+      }
+    }
+  }
+
+  const Matrix& m;
+  const QuantizedX q;
+  const StepLayout layout;
+  float* const steps;
+  int shift, groups;  // log2 of the units of a group; groups of a row and step
+
+ private:
+  // The activations that meet 16 bytes of codes.
+  struct Activations {
+    int4 a, b;
+    __device__ Activations(const std::int8_t* x8, int cols, int c) {
+      a = reinterpret_cast<const int4*>(x8)[c];
+      if constexpr (P != Path::Byte) b = reinterpret_cast<const int4*>(x8 + cols / 2)[c];
+    }
+    __device__ int dot(const uint4& w) const {
+      int s = 0;
+      const unsigned words[4] = {w.x, w.y, w.z, w.w};
+      const int xa[4] = {a.x, a.y, a.z, a.w}, xb[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (P == Path::Byte) {
+          asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(words[i]), "r"(xa[i]));
+        } else if constexpr (P == Path::Nibble) {
+          s = __dp4a(static_cast<int>(words[i] & 0x0f0f0f0fu), xa[i], s);
+          s = __dp4a(static_cast<int>(words[i] >> 4 & 0x0f0f0f0fu), xb[i], s);
+        } else {
+          unsigned low, high;
+          expand_mx(words[i], low, high);
+          s = __dp4a(static_cast<int>(low), xa[i], s);
+          s = __dp4a(static_cast<int>(high), xb[i], s);
+        }
+      }
+      return s;
+    }
+  };
+};
+
+// Blocks `tile`, `tile` + `tile_step`, .. of W's rows times x; y and bias are indexed by row. `load` as for quantize_block.
+// `early`: the matrix is known without the kernel before, so its codes may be on their way before wait_inputs(). One warp
+// walks a block of rows while the others are at the next.
+template <Path P, int Width, class Load>
+__device__ inline void matvec_path(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
+  const Matvec<P, Width> mv(m, memory);
+  constexpr int kRows = Matvec<P, Width>::kRows * kMvWarps, kWalkers = (kRows + kWarp - 1) / kWarp;
+  const int n_tiles = (m.rows + kRows - 1) / kRows, units = row_units(m);
+  Loads<loads_of(Width)> loads;
+  mv.fetch(tile * kRows, 0, loads);
+  if (early) begin_kernel();
+  quantize_block(load, m.cols, m.group, order_of(P), mv.q);
+  __syncthreads();
+  float acc = 0.0f;
+  int walker = 0;
+  for (int c0 = 0, which = 0; tile < n_tiles; which ^= 1) {
+    const int row0 = tile * kRows, at = c0;
+    mv.multiply(c0, loads, which);
+    c0 += Width;
+    const bool end_of_rows = c0 >= units;
+    if (end_of_rows) c0 = 0, tile += tile_step;
+    if (tile < n_tiles) mv.fetch(tile * kRows, c0, loads);
+    __syncthreads();
+    const int r = static_cast<int>(threadIdx.x) - walker * kWarp;
+    if (r >= 0 && r < kRows && row0 + r < m.rows) {
+      mv.walk(at, r, which, acc);
+      if (end_of_rows) {
+        y[row0 + r] = bias != nullptr ? acc + bias[row0 + r] : acc;
+        acc = 0.0f;
+      }
+    }
+    if (end_of_rows) walker = (walker + kWalkers) % kMvWarps;
+  }
+}
+
+// Any format and width: a warp a row, a lane a group, then one lane walks them 32 at a time.
+template <class Load>
+__device__ inline void matvec_any(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
+  if (early) begin_kernel();
+  const QuantizedX q = quantized_at(memory, m.cols, m.group);
+  quantize_block(load, m.cols, m.group, Order::Natural, q);
+  __syncthreads();
+  const int lane = threadIdx.x % kWarp, n_groups = m.cols / m.group;
+  const bool affine = m.kind == quant::FormatKind::Affine;
+  for (int row = tile * kMvWarps + threadIdx.x / kWarp; row < m.rows; row += tile_step * kMvWarps) {
+    float acc = 0.0f;
+    for (int g0 = 0; g0 < n_groups; g0 += kWarp) {
+      const int g = g0 + lane;
+      float dot = 0.0f, sd = 0.0f, bd = 0.0f, sx = 0.0f;
+      if (g < n_groups) {
+        dot = static_cast<float>(dot_group(m, m.data + static_cast<std::size_t>(row) * m.row_bytes, q.x8, g));
+        sd = scale_of(m, row, g) * q.d[g];
+        sx = q.sx[g];
+        if (affine) bd = bias_of(m, row, g) * q.d[g];
+      }
+      const int n = min(kWarp, n_groups - g0);
+      for (int i = 0; i < n; ++i) {
+        acc = math::fma(__shfl_sync(kAll, dot, i), __shfl_sync(kAll, sd, i), acc);
+        if (affine) acc = math::fma(__shfl_sync(kAll, sx, i), __shfl_sync(kAll, bd, i), acc);
+      }
+    }
+    if (lane == 0) y[row] = bias != nullptr ? acc + bias[row] : acc;
+    if (tile_step >= 1 << 20) break;
+  }
+}
+
+template <class Load>
+__device__ inline void matvec(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
+  const int width = width_of(m);
+  if (width == 0) return matvec_any(m, load, memory, tile, tile_step, bias, y, early);
+  const Path path = path_of(m);
+  if (path == Path::Byte) return matvec_path<Path::Byte, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  if (path == Path::Mx) return matvec_path<Path::Mx, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  if (width == 16) return matvec_path<Path::Nibble, 16>(m, load, memory, tile, tile_step, bias, y, early);
+  if (width == 64) return matvec_path<Path::Nibble, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  return matvec_path<Path::Nibble, 128>(m, load, memory, tile, tile_step, bias, y, early);
+}
+
+// Eight values of a row of f32, whatever its alignment.
+struct RowLoad {
+  const float* x;
+  __device__ void operator()(int i, float (&out)[8]) const {
+    if (reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
+      const float4 a = reinterpret_cast<const float4*>(x + i)[0], b = reinterpret_cast<const float4*>(x + i)[1];
+      out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+    } else {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) out[k] = x[i + k];
+    }
+  }
+};
+
+// The same of glu(gate, up).
+struct GluLoad {
+  const float *gate, *up;
+  GluParams glu;
+  __device__ void operator()(int i, float (&out)[8]) const {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) out[k] = glu(gate[i + k], up[i + k]);
+  }
+};
+
+// ---- exact
+
+inline constexpr int kExactRows = 2;        // of a block: one warp makes its dot products
+inline constexpr int kExactThreads = 128;   // all of them decode
+
+// Shared memory of matvec_exact: the decoded rows and the activations. 0: too much, decoded on the way.
+inline std::size_t exact_bytes(const Matrix& m) {
+  const std::size_t bytes = static_cast<std::size_t>(m.cols) * 4 * (kExactRows + 1);
+  return bytes <= 64u << 10 ? bytes : 0;
+}
+
+// dot16 of row `row` with x by sixteen threads; all of the warp take part.
+__device__ inline float exact_row(const Matrix& m, int row, const float* x, int lane) {
+  float acc = 0.0f;
+  const std::uint8_t* p = m.data + static_cast<std::size_t>(row) * m.row_bytes;
+  if (m.kind == quant::FormatKind::BF16) {
+    const auto* w = reinterpret_cast<const std::uint16_t*>(p);
+#pragma unroll 8
+    for (int i = lane; i < m.cols; i += 16) acc = math::fma(x[i], bf16_to_f32(w[i]), acc);
+  } else if (m.kind == quant::FormatKind::Affine && m.bits == 8) {
+    const int per_group = m.group;
+#pragma unroll 2
+    for (int g = 0; g < m.cols / per_group; ++g) {
+      const float s = scale_of(m, row, g), b = bias_of(m, row, g);
+#pragma unroll 4
+      for (int i = g * per_group + lane; i < (g + 1) * per_group; i += 16) acc = math::fma(x[i], math::fma(s, static_cast<float>(p[i]), b), acc);
+    }
+  } else if (m.kind == quant::FormatKind::Affine) {
+    for (int g = 0; g < m.cols / m.group; ++g) {
+      const float s = scale_of(m, row, g), b = bias_of(m, row, g);
+#pragma unroll 4
+      for (int i = g * m.group + lane; i < (g + 1) * m.group; i += 16)
+        acc = math::fma(x[i], math::fma(s, static_cast<float>(code_at(p, m.bits, i)), b), acc);
+    }
+  } else {
+#pragma unroll 4
+    for (int i = lane; i < m.cols; i += 16) acc = math::fma(x[i], weight_at(m, row, i), acc);
+  }
+  return tree16(acc);
+}
+
+// Eight weights of a row from column c (a multiple of 8) on.
+__device__ inline void decode8(const Matrix& m, int row, int c, float (&out)[8]) {
+  const std::uint8_t* p = m.data + static_cast<std::size_t>(row) * m.row_bytes;
+  if (m.kind == quant::FormatKind::BF16 && m.aligned && c + 8 <= m.cols) {
+    const uint4 w = *reinterpret_cast<const uint4*>(p + 2 * c);
+    const unsigned words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  } else if (m.kind == quant::FormatKind::Affine && m.bits == 8 && m.aligned) {
+    const uint2 w = *reinterpret_cast<const uint2*>(p + c);
+    const float s = scale_of(m, row, c / m.group), b = bias_of(m, row, c / m.group);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = math::fma(s, static_cast<float>((i < 4 ? w.x : w.y) >> i % 4 * 8 & 255u), b);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) out[i] = c + i < m.cols ? weight_at(m, row, c + i) : 0.0f;
+  }
+}
+
+// Rows [row0, row0 + kExactRows) times x; y and bias by row. `staged`: shared memory of exact_bytes is there.
+__device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* memory, bool staged, int row0, const float* bias, float* y, bool early) {
+  const int n = min(kExactRows, m.rows - row0), r = threadIdx.x / 16;
+  auto* w = reinterpret_cast<float*>(memory);
+  float* xs = w + kExactRows * m.cols;
+  if (staged) {
+    const int per_row = (m.cols + 7) / 8;
+    for (int e = threadIdx.x; e < n * per_row; e += kExactThreads) {
+      const int row = e >= per_row ? 1 : 0, c = (e - row * per_row) * 8;
+      float v[8];
+      decode8(m, row0 + row, c, v);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (c + i < m.cols) w[row * m.cols + c + i] = v[i];
+    }
+  }
+  if (early) begin_kernel();
+  if (staged) {
+    for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
+    __syncthreads();
+  }
+  if (r >= kExactRows) return;
+  const int row = min(r, n - 1), lane = threadIdx.x & 15;
+  float v = 0.0f;
+  if (staged) {
+#pragma unroll 16
+    for (int i = lane; i < m.cols; i += 16) v = math::fma(xs[i], w[row * m.cols + i], v);
+    v = tree16(v);
+  } else {
+    v = exact_row(m, row0 + row, x, lane);
+  }
+  if (r < n && lane == 0) y[row0 + r] = bias != nullptr ? v + bias[row0 + r] : v;
+}
+
+}  // namespace moeflux::backend::cuda

@@ -1,0 +1,81 @@
+// Device and pinned memory, copies.
+#include "backend/cuda/cuda_internal.h"
+#include "core/error.h"
+#include "core/units.h"
+
+namespace moeflux::backend::cuda {
+
+void raise(cudaError_t status, const char* what) {
+  cudaGetLastError();  // the runtime keeps the last error until it is asked
+  const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::OutOfMemory
+                         : status == cudaErrorInsufficientDriver || status == cudaErrorNoDevice || status == cudaErrorNoKernelImageForDevice ||
+                                 status == cudaErrorUnsupportedPtxVersion
+                             ? ErrorCode::Unsupported
+                             : ErrorCode::Internal;
+  fail(code, "CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+Buffer DeviceAllocator::allocate(std::size_t bytes, std::size_t) {  // cudaMalloc aligns to 256 at least
+  if (bytes == 0) return {};
+  check_cuda(cudaSetDevice(device_), "choosing the device");
+  void* p = nullptr;
+  const cudaError_t status = cudaMalloc(&p, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    std::size_t available = 0, total = 0;
+    cudaMemGetInfo(&available, &total);
+    fail(ErrorCode::OutOfMemory, "cannot allocate {} of device memory: {} of {} are free", format_bytes(bytes), format_bytes(available), format_bytes(total));
+  }
+  check_cuda(status, "allocating device memory");
+  Buffer buffer(this, static_cast<std::byte*>(p), bytes);
+  check_cuda(cudaMemset(p, 0, bytes), "clearing device memory");
+  check_cuda(cudaDeviceSynchronize(), "clearing device memory");
+  return buffer;
+}
+
+void DeviceAllocator::release(std::byte* data, std::size_t) noexcept {
+  cudaSetDevice(device_);
+  cudaFree(data);
+}
+
+Buffer PinnedAllocator::allocate(std::size_t bytes, std::size_t) {  // page-aligned
+  if (bytes == 0) return {};
+  check_cuda(cudaSetDevice(device_), "choosing the device");
+  void* p = nullptr;
+  const cudaError_t status = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    fail(ErrorCode::OutOfMemory, "cannot pin {} of memory", format_bytes(bytes));
+  }
+  check_cuda(status, "pinning memory");
+  std::fill_n(static_cast<std::byte*>(p), bytes, std::byte{0});
+  return Buffer(this, static_cast<std::byte*>(p), bytes);
+}
+
+void PinnedAllocator::release(std::byte* data, std::size_t) noexcept {
+  cudaSetDevice(device_);
+  cudaFreeHost(data);
+}
+
+DeviceCopier::DeviceCopier(int device) : device_(device) {
+  check_cuda(cudaSetDevice(device_), "choosing the device");
+  check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating the copy stream");
+}
+
+DeviceCopier::~DeviceCopier() {
+  cudaSetDevice(device_);
+  cudaStreamDestroy(stream_);
+}
+
+void DeviceCopier::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  check_cuda(cudaSetDevice(device_), "choosing the device");
+  check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_), "copying");
+  check_cuda(cudaStreamSynchronize(stream_), "copying");
+}
+
+void DeviceCopier::to_device(std::byte* device, const std::byte* host, std::size_t bytes) { copy(device, host, bytes, cudaMemcpyHostToDevice); }
+void DeviceCopier::to_host(std::byte* host, const std::byte* device, std::size_t bytes) { copy(host, device, bytes, cudaMemcpyDeviceToHost); }
+
+}  // namespace moeflux::backend::cuda

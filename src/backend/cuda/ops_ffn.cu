@@ -1,0 +1,497 @@
+// ExpertFfn and RoutedFfn: gate and up, glu, down, for every pair of a token and one of its experts.
+//
+// A few pairs: two launches, each block some rows of one pair's matrix; the glu and the quantization of its result
+// happen where the second launch begins. Many: pairs sorted by expert, tiles of one expert's tokens on tensor cores.
+#include <algorithm>
+#include <vector>
+
+#include "backend/cuda/cuda_internal.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/gemm.h"
+#include "backend/cuda/matmul.h"
+
+namespace moeflux::backend::cuda {
+namespace {
+
+struct Ffn {
+  Matrix gate, up, down;
+  const float *gate_bias, *up_bias, *down_bias;
+};
+
+Ffn to_device(const FfnMatrices& m) {
+  return {cuda::to_device(m.gate), cuda::to_device(m.up), cuda::to_device(m.down), m.gate_bias.f32(), m.up_bias.f32(), m.down_bias.f32()};
+}
+
+enum Which { kGate, kUp, kDown };
+
+// Where a pair's matrices are: in a table, or `stride` bytes a slot behind the first.
+struct FfnSource {
+  Ffn first;
+  std::int64_t stride;
+  const std::int32_t* slot_of;
+  const Ffn* table;
+
+  __device__ Matrix matrix(int expert, Which which, const float*& bias) const {
+    const Ffn& f = table != nullptr ? table[expert] : first;
+    Matrix m = which == kGate ? f.gate : which == kUp ? f.up : f.down;
+    bias = which == kGate ? f.gate_bias : which == kUp ? f.up_bias : f.down_bias;
+    if (table == nullptr) {
+      const std::int64_t at = stride * (slot_of != nullptr ? slot_of[expert] : expert);
+      m.data += at, m.scales += at, m.biases += at;
+      if (bias != nullptr) bias = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(bias) + at);
+    }
+    return m;
+  }
+};
+
+// The pairs of one op. Routed: pair p is token p / k and rank p mod k, then the shared expert's tokens. Listed: entries
+// of {work, row, slot}.
+struct Pairs {
+  FfnSource source;
+  Ffn shared;
+  const std::int32_t* ids;
+  std::int64_t ids_stride;
+  int top_k, n_routed;
+  const int4* list;
+
+  struct Pair {
+    Matrix w;
+    const float* bias;
+    std::int64_t row, slot;  // of x and of y
+    bool shared;
+  };
+  __device__ Pair pair(int p, Which which) const {
+    Pair out;
+    out.shared = list == nullptr && p >= n_routed;
+    if (list != nullptr) {
+      const int4 e = list[p];
+      out.row = e.y, out.slot = e.z;
+      out.w = source.matrix(e.x, which, out.bias);
+    } else if (out.shared) {
+      out.row = out.slot = p - n_routed;
+      out.w = which == kGate ? shared.gate : which == kUp ? shared.up : shared.down;
+      out.bias = nullptr;
+    } else {
+      out.row = p / top_k, out.slot = p;
+      out.w = source.matrix(ids[out.row * ids_stride + p % top_k], which, out.bias);
+    }
+    return out;
+  }
+};
+
+struct FfnArgs {
+  Pairs pairs;
+  const float* x;
+  std::int64_t x_stride;
+  float *y, *shared_y;
+  std::int64_t y_stride, shared_stride;
+  float* inner;            // per pair gate and up: [pairs, 2, inner_dim]
+  std::int64_t inner_dim;  // the largest
+  GluParams glu;
+  bool fast;
+};
+
+__device__ bool multiplies_integers(const Matrix& m, bool fast) {
+  return fast && (m.kind == quant::FormatKind::Affine || m.kind == quant::FormatKind::Mxfp4);
+}
+
+// Rows of a block of the fast kernels in exact precision.
+__device__ void exact_rows(const Matrix& m, const float* x, int row0, int n, const float* bias, float* y) {
+  for (int r = threadIdx.x / 16; r < n; r += kMvThreads / 16) {
+    const int row = row0 + r;
+    const float v = exact_row(m, min(row, m.rows - 1), x, threadIdx.x & 15);
+    if (row < m.rows && (threadIdx.x & 15) == 0) y[row] = bias != nullptr ? v + bias[row] : v;
+  }
+}
+
+constexpr int kExactBlock = 32;  // rows
+
+__device__ int rows_of(const Matrix& m, bool fast) { return multiplies_integers(m, fast) ? cut_of(m).rows * kMvWarps : kExactBlock; }
+
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_up_kernel(const __grid_constant__ FfnArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  begin_kernel();  // which expert it is, the kernel before says
+  const int p = blockIdx.y, halves = gridDim.x / 2;
+  const bool up = static_cast<int>(blockIdx.x) >= halves;
+  const auto pair = a.pairs.pair(p, up ? kUp : kGate);
+  const int tile = static_cast<int>(blockIdx.x) - (up ? halves : 0), row0 = tile * rows_of(pair.w, a.fast);
+  if (row0 >= pair.w.rows) return;
+  const float* x = a.x + pair.row * a.x_stride;
+  float* y = a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim;
+  if (!multiplies_integers(pair.w, a.fast)) return exact_rows(pair.w, x, row0, kExactBlock, pair.bias, y);
+  matvec(pair.w, RowLoad{x}, memory, tile, 1 << 20, pair.bias, y, false);
+}
+
+// The choice of experts is older than the kernel before, which waited for it: codes may fly at once.
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_constant__ FfnArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const int p = blockIdx.y;
+  const auto pair = a.pairs.pair(p, kDown);
+  const int tile = blockIdx.x, row0 = tile * rows_of(pair.w, a.fast);
+  float* y = pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride;
+  const float *gate = a.inner + static_cast<std::int64_t>(p) * 2 * a.inner_dim, *up = gate + a.inner_dim;
+  if (row0 >= pair.w.rows) return begin_kernel();
+  if (!multiplies_integers(pair.w, a.fast)) {
+    begin_kernel();
+    return exact_rows(pair.w, gate, row0, kExactBlock, pair.bias, y);
+  }
+  matvec(pair.w, GluLoad{gate, up, pair.shared ? GluParams{} : a.glu}, memory, tile, 1 << 20, pair.bias, y, true);
+}
+
+// gate = glu(gate, up) where down sees f32 activations.
+__global__ void ffn_glu_kernel(const __grid_constant__ FfnArgs a) {
+  begin_kernel();
+  const int p = blockIdx.y;
+  const auto pair = a.pairs.pair(p, kDown);
+  if (multiplies_integers(pair.w, a.fast)) return;
+  const GluParams glu = pair.shared ? GluParams{} : a.glu;
+  float *gate = a.inner + static_cast<std::int64_t>(p) * 2 * a.inner_dim, *up = gate + a.inner_dim;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < pair.w.cols; i += gridDim.x * blockDim.x) gate[i] = glu(gate[i], up[i]);
+}
+
+// What the launches need to know of a set of matrices.
+struct Shapes {
+  int inner = 0, up_blocks = 0, down_blocks = 0;
+  std::size_t up_bytes = 0, down_bytes = 0;
+  bool glu_apart = false;
+
+  void add(const FfnMatrices& m, Precision precision) {
+    inner = std::max(inner, static_cast<int>(m.gate.rows));
+    glu_apart = glu_apart || !is_fast(m.down, precision);
+    for (const quant::MatrixView* w : {&m.gate, &m.up}) add(*w, precision, up_blocks, up_bytes);
+    add(m.down, precision, down_blocks, down_bytes);
+  }
+  void add(const quant::MatrixView& w, Precision precision, int& blocks, std::size_t& bytes) {
+    const Matrix m = cuda::to_device(w);
+    const bool fast = is_fast(w, precision);
+    blocks = std::max(blocks, ceil_div(m.rows, fast ? block_rows(m) : kExactBlock));
+    if (fast) bytes = std::max(bytes, matvec_bytes(m));
+  }
+};
+
+void run_pairs(CudaStream& s, FfnArgs a, const Shapes& shapes, std::int64_t n_pairs) {
+  a.inner_dim = shapes.inner;
+  a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
+  const auto n = static_cast<unsigned>(n_pairs);
+  launch_large(s, "ExpertFfn: gate and up", ffn_up_kernel, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads, shapes.up_bytes, a);
+  if (shapes.glu_apart) launch(s, "ExpertFfn: glu", ffn_glu_kernel, dim3(4, n), 128, 0, a);
+  launch_large(s, "ExpertFfn: down", ffn_down_kernel, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads, shapes.down_bytes, a);
+}
+
+// ---- many tokens
+
+struct Tile {
+  std::int32_t expert, first, n;
+};
+
+// Pairs sorted by expert, cut into tiles of one expert.
+struct Lists {
+  std::int32_t *rows, *slots;  // of every entry
+  Tile* tiles;
+  int max_tiles;
+};
+
+struct GroupedArgs {
+  FfnSource source;
+  Lists lists;
+  QuantizedRows x;
+  const float* xf;
+  std::int64_t x_stride, y_stride;
+  float *inner, *y;
+  int inner_dim;
+};
+
+template <Codes C, bool Down>
+__global__ void __launch_bounds__(kGemmThreads, 2) grouped_kernel(const __grid_constant__ GroupedArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  begin_kernel();
+  const Tile tile = a.lists.tiles[blockIdx.y];
+  if (tile.n == 0) return;
+  GemmTile t;
+  int row_tile = blockIdx.x;
+  t.first = tile.first, t.n = tile.n, t.x = a.x;
+  if constexpr (Down) {
+    t.w = a.source.matrix(tile.expert, kDown, t.bias);
+    t.rows = nullptr, t.slots = a.lists.slots;
+    t.y = a.y, t.y_stride = a.y_stride;
+  } else {
+    const int halves = gridDim.x / 2;
+    const bool up = row_tile >= halves;
+    if (up) row_tile -= halves;
+    t.w = a.source.matrix(tile.expert, up ? kUp : kGate, t.bias);
+    t.rows = a.lists.rows, t.slots = nullptr;
+    t.y = a.inner + (up ? a.inner_dim : 0), t.y_stride = 2 * a.inner_dim;
+  }
+  run_tile<C>(memory, t, row_tile * kTileRows);
+}
+
+template <bool Down>
+__global__ void __launch_bounds__(kGemmThreads) grouped_exact_kernel(const __grid_constant__ GroupedArgs a) {
+  __shared__ ExactShared shared;
+  begin_kernel();
+  const Tile tile = a.lists.tiles[blockIdx.y];
+  if (tile.n == 0) return;
+  ExactTile t;
+  int row_tile = blockIdx.x;
+  t.first = tile.first, t.n = tile.n, t.x = a.xf, t.x_stride = a.x_stride;
+  if constexpr (Down) {
+    t.w = a.source.matrix(tile.expert, kDown, t.bias);
+    t.rows = nullptr, t.slots = a.lists.slots;
+    t.y = a.y, t.y_stride = a.y_stride;
+  } else {
+    const int halves = gridDim.x / 2;
+    const bool up = row_tile >= halves;
+    if (up) row_tile -= halves;
+    t.w = a.source.matrix(tile.expert, up ? kUp : kGate, t.bias);
+    t.rows = a.lists.rows, t.slots = nullptr;
+    t.y = a.inner + (up ? a.inner_dim : 0), t.y_stride = 2 * a.inner_dim;
+  }
+  for (int first = t.first, end = t.first + t.n; first < end; first += kExactTile) {
+    t.first = first;
+    t.n = min(kExactTile, end - first);
+    exact_tile(shared, t, row_tile * kExactTile);
+    __syncthreads();
+  }
+}
+
+__global__ void glu_rows_kernel(float* inner, int inner_dim, GluParams glu) {
+  begin_kernel();
+  float *gate = inner + static_cast<std::int64_t>(blockIdx.y) * 2 * inner_dim, *up = gate + inner_dim;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < inner_dim; i += gridDim.x * blockDim.x) gate[i] = glu(gate[i], up[i]);
+}
+
+// Sorts the router's choice by expert, one block. The order inside an expert does not matter: every entry's result goes
+// to its own row.
+__global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std::int64_t ids_stride, int n_tokens, int top_k, int n_experts, Lists lists) {
+  extern __shared__ int counts[];  // [n_experts + 1] starts, then [n_experts] cursors
+  int *start = counts, *cursor = counts + n_experts + 1;
+  __shared__ int n_tiles;
+  begin_kernel();
+  const int tid = threadIdx.x, n = n_tokens * top_k;
+  for (int e = tid; e <= n_experts; e += blockDim.x) start[e] = 0;
+  __syncthreads();
+  for (int i = tid; i < n; i += blockDim.x) atomicAdd(&start[ids[i / top_k * ids_stride + i % top_k] + 1], 1);
+  __syncthreads();
+  if (tid == 0) {  // starts of experts, and of their tiles (kept in cursor until they are written)
+    int tiles = 0;
+    for (int e = 0; e < n_experts; ++e) {
+      const int count = start[e + 1];
+      start[e + 1] += start[e];
+      cursor[e] = tiles;
+      tiles += (count + kTileTokens - 1) / kTileTokens;
+    }
+    n_tiles = tiles;
+  }
+  __syncthreads();
+  for (int e = tid; e < n_experts; e += blockDim.x) {
+    const int count = start[e + 1] - start[e], first = cursor[e];
+    for (int at = 0; at < count; at += kTileTokens) lists.tiles[first + at / kTileTokens] = {e, start[e] + at, min(kTileTokens, count - at)};
+    cursor[e] = start[e];
+  }
+  __syncthreads();
+  for (int i = n_tiles + tid; i < lists.max_tiles; i += blockDim.x) lists.tiles[i] = {0, 0, 0};
+  for (int i = tid; i < n; i += blockDim.x) {
+    const int at = atomicAdd(&cursor[ids[i / top_k * ids_stride + i % top_k]], 1);
+    lists.rows[at] = i / top_k;
+    lists.slots[at] = i;
+  }
+}
+
+Lists lists_at(CudaStream& s, std::int64_t n_entries, int max_tiles) {
+  const auto n = (static_cast<std::size_t>(n_entries) + 63) / 64 * 64;
+  auto* memory = s.scratch_of<std::int32_t>(Scratch::Lists, 2 * n + static_cast<std::size_t>(max_tiles) * 3);
+  return {memory, memory + n, reinterpret_cast<Tile*>(memory + 2 * n), max_tiles};
+}
+
+// inner[.., 0] = glu(inner[.., 0], inner[.., 1]) over n rows.
+void glu_rows(CudaStream& s, float* inner, std::int64_t inner_dim, std::int64_t n, const GluParams& glu) {
+  for (std::int64_t at = 0; at < n; at += 32768)
+    launch(s, "ExpertFfn: glu", glu_rows_kernel, dim3(2, static_cast<unsigned>(std::min<std::int64_t>(n - at, 32768))), 128, 0, inner + at * 2 * inner_dim,
+           static_cast<int>(inner_dim), glu);
+}
+
+template <bool Down>
+void launch_grouped(CudaStream& s, const GroupedArgs& a, const quant::MatrixView& like, Precision precision) {
+  const auto tiles = static_cast<unsigned>(a.lists.max_tiles), parts = Down ? 1u : 2u;
+  if (!is_fast(like, precision))
+    return launch(s, "ExpertFfn", grouped_exact_kernel<Down>, dim3(parts * static_cast<unsigned>(ceil_div(like.rows, kExactTile)), tiles), kGemmThreads, 0, a);
+  const dim3 grid(parts * static_cast<unsigned>(ceil_div(like.rows, kTileRows)), tiles);
+  with_codes(cuda::to_device(like), [&]<Codes C>() { launch_large(s, "ExpertFfn", grouped_kernel<C, Down>, grid, kGemmThreads, tile_bytes<C>(), a); });
+}
+
+// gate and up, glu, down over sorted pairs; all experts have the formats of `like`. a.x is x in 8 bits where they want it.
+void run_grouped(CudaStream& s, GroupedArgs a, const FfnMatrices& like, const GluParams& glu, Precision precision, std::int64_t n_entries, const float* x) {
+  const std::int64_t inner = like.gate.rows;
+  a.inner_dim = static_cast<int>(inner);
+  a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_entries * 2 * inner));
+  a.xf = x;
+  launch_grouped<false>(s, a, like.gate, precision);
+  if (is_fast(like.down, precision)) {
+    a.x = quantize_rows(s, Scratch::Quantized2, {a.inner, a.inner + inner, 2 * inner, glu}, n_entries, cuda::to_device(like.down));
+  } else {
+    glu_rows(s, a.inner, inner, n_entries, glu);
+    a.xf = a.inner, a.x_stride = 2 * inner;
+  }
+  launch_grouped<true>(s, a, like.down, precision);
+}
+
+bool same_input(const Matrix& a, const Matrix& b) { return a.cols == b.cols && a.group == b.group && packed_nibbles(a) == packed_nibbles(b); }
+
+// Every token through one set of matrices. xq, where given, is x in 8 bits as the gate wants it.
+void run_dense(CudaStream& s, const FfnMatrices& m, const TensorView& x, const TensorView& y, const GluParams& glu, Precision precision, const QuantizedRows* xq) {
+  const std::int64_t n = x.dim(0), inner = m.gate.rows;
+  auto* memory = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n * 2 * inner));
+  const Matrix gate = cuda::to_device(m.gate), down = cuda::to_device(m.down);
+  QuantizedRows q = xq != nullptr ? *xq : QuantizedRows{};
+  const auto half = [&](const quant::MatrixView& view, const TensorView& bias, float* to) {
+    const Matrix w = cuda::to_device(view);
+    if (!is_fast(view, precision)) return gemm_exact(s, w, x.f32(), x.stride(0), bias.f32(), to, 2 * inner, n);
+    if (q.x8 == nullptr || !same_input(w, gate)) q = quantize_rows(s, Scratch::Quantized, {x.f32(), nullptr, x.stride(0), {}}, n, w);
+    gemm(s, w, q, bias.f32(), to, 2 * inner, n);
+  };
+  half(m.gate, m.gate_bias, memory);
+  half(m.up, m.up_bias, memory + inner);
+  if (is_fast(m.down, precision)) {
+    const QuantizedRows z = quantize_rows(s, Scratch::Quantized2, {memory, memory + inner, 2 * inner, glu}, n, down);
+    gemm(s, down, z, m.down_bias.f32(), y.f32(), y.stride(0), n);
+  } else {
+    glu_rows(s, memory, inner, n, glu);
+    gemm_exact(s, down, memory, 2 * inner, m.down_bias.f32(), y.f32(), y.stride(0), n);
+  }
+}
+
+bool identity(std::span<const std::int32_t> list, std::int64_t n) {
+  if (static_cast<std::int64_t>(list.size()) != n) return false;
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (list[i] != static_cast<std::int32_t>(i)) return false;
+  return true;
+}
+
+bool same_shape(const quant::MatrixView& a, const quant::MatrixView& b) { return a.format == b.format && a.rows == b.rows && a.cols == b.cols; }
+
+bool alike(std::span<const ExpertWork> works) {
+  for (const ExpertWork& w : works) {
+    const FfnMatrices &a = works[0].m, &b = w.m;
+    if (!same_shape(a.gate, b.gate) || !same_shape(a.up, b.up) || !same_shape(a.down, b.down)) return false;
+  }
+  const FfnMatrices& m = works[0].m;
+  return m.gate.format == m.up.format;
+}
+
+const Ffn* upload_table(CudaStream& s, std::span<const ExpertWork> works) {
+  std::vector<Ffn> table;
+  for (const ExpertWork& w : works) table.push_back(to_device(w.m));
+  auto* out = s.scratch_of<Ffn>(Scratch::Tables, table.size());
+  check_cuda(cudaMemcpyAsync(out, table.data(), table.size() * sizeof(Ffn), cudaMemcpyHostToDevice, s.handle()), "copying the work table");
+  return out;
+}
+
+void run_listed_pairs(CudaStream& s, const ExpertFfn& op, std::int64_t n_pairs) {
+  Shapes shapes;
+  for (const ExpertWork& w : op.works) shapes.add(w.m, op.precision);
+  FfnArgs a{};
+  a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
+  a.glu = {op.glu, op.limit, op.alpha}, a.fast = op.precision == Precision::Fast;
+  if (op.works.size() == 1 && n_pairs == 1) {  // as parameters: nothing to copy, so a step can be recorded
+    const ExpertWork& w = op.works[0];
+    a.pairs.source.first = to_device(w.m);
+    a.x += w.rows[0] * a.x_stride, a.y += w.slots[0] * a.y_stride;
+    a.pairs.shared = a.pairs.source.first;
+    a.pairs.n_routed = 0, a.pairs.top_k = 1;
+    a.shared_y = a.y, a.shared_stride = a.y_stride;
+    if (op.glu == GluKind::Silu && w.m.gate_bias.empty() && w.m.up_bias.empty() && w.m.down_bias.empty()) return run_pairs(s, a, shapes, 1);
+    a = FfnArgs{};
+    a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
+    a.glu = {op.glu, op.limit, op.alpha}, a.fast = op.precision == Precision::Fast;
+  }
+  a.pairs.source.table = upload_table(s, op.works);
+  std::vector<int4> list;
+  for (std::size_t w = 0; w < op.works.size(); ++w)
+    for (std::size_t i = 0; i < op.works[w].rows.size(); ++i) list.push_back({static_cast<int>(w), op.works[w].rows[i], op.works[w].slots[i], 0});
+  auto* device_list = s.scratch_of<int4>(Scratch::Lists, list.size());
+  check_cuda(cudaMemcpyAsync(device_list, list.data(), list.size() * sizeof(int4), cudaMemcpyHostToDevice, s.handle()), "copying the work list");
+  a.pairs.list = device_list;
+  for (std::int64_t at = 0; at < n_pairs; at += 32768) {
+    a.pairs.list = device_list + at;
+    run_pairs(s, a, shapes, std::min<std::int64_t>(n_pairs - at, 32768));
+  }
+}
+
+void run_listed_groups(CudaStream& s, const ExpertFfn& op, std::int64_t n_pairs) {
+  std::vector<std::int32_t> rows, slots;
+  std::vector<Tile> tiles;
+  for (std::size_t w = 0; w < op.works.size(); ++w) {
+    const auto first = static_cast<int>(rows.size()), n = static_cast<int>(op.works[w].rows.size());
+    rows.insert(rows.end(), op.works[w].rows.begin(), op.works[w].rows.end());
+    slots.insert(slots.end(), op.works[w].slots.begin(), op.works[w].slots.end());
+    for (int at = 0; at < n; at += kTileTokens) tiles.push_back({static_cast<int>(w), first + at, std::min(kTileTokens, n - at)});
+  }
+  GroupedArgs a{};
+  a.lists = lists_at(s, n_pairs, static_cast<int>(tiles.size()));
+  const auto put = [&](void* to, const void* from, std::size_t bytes) { check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s.handle()), "copying the work list"); };
+  put(a.lists.rows, rows.data(), rows.size() * 4);
+  put(a.lists.slots, slots.data(), slots.size() * 4);
+  put(a.lists.tiles, tiles.data(), tiles.size() * sizeof(Tile));
+  a.source.table = upload_table(s, op.works);
+  const FfnMatrices& like = op.works[0].m;
+  if (is_fast(like.gate, op.precision))
+    a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, op.x.dim(0), cuda::to_device(like.gate));
+  a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
+  run_grouped(s, a, like, {op.glu, op.limit, op.alpha}, op.precision, n_pairs, op.x.f32());
+}
+
+}  // namespace
+
+void CudaBackend::execute(Stream& stream, const ExpertFfn& op) {
+  CudaStream& s = use(stream);
+  std::int64_t n_pairs = 0;
+  for (const ExpertWork& w : op.works) n_pairs += static_cast<std::int64_t>(w.rows.size());
+  if (n_pairs == 0) return;
+  const std::int64_t n = op.x.dim(0);
+  if (op.works.size() == 1 && n > kMatvecTokens && op.y.dim(0) == n && identity(op.works[0].rows, n) && identity(op.works[0].slots, n))
+    run_dense(s, op.works[0].m, op.x, op.y, {op.glu, op.limit, op.alpha}, op.precision, nullptr);
+  else if (n_pairs > kMatvecTokens * static_cast<std::int64_t>(op.works.size()) && alike(op.works))
+    run_listed_groups(s, op, n_pairs);
+  else
+    run_listed_pairs(s, op, n_pairs);
+}
+
+void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
+  CudaStream& s = use(stream);
+  const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);
+  if (n == 0) return;
+  const bool shared = !op.shared.gate.empty();
+  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.slot_of, nullptr};
+  const GluParams glu{op.glu, op.limit, op.alpha};
+  if (n <= kMatvecTokens) {
+    Shapes shapes;
+    shapes.add(op.first, op.precision);
+    if (shared) shapes.add(op.shared, op.precision);
+    FfnArgs a{};
+    a.pairs.source = source;
+    if (shared) a.pairs.shared = to_device(op.shared);
+    a.pairs.ids = op.ids.i32(), a.pairs.ids_stride = op.ids.stride(0);
+    a.pairs.top_k = static_cast<int>(top_k), a.pairs.n_routed = static_cast<int>(n * top_k);
+    a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
+    a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
+    a.glu = glu, a.fast = op.precision == Precision::Fast;
+    return run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
+  }
+  const std::int64_t n_pairs = n * top_k;
+  const int max_tiles = ceil_div(n_pairs, kTileTokens) + static_cast<int>(std::min<std::int64_t>(op.n_experts, n_pairs));
+  GroupedArgs a{};
+  a.source = source;
+  a.lists = lists_at(s, n_pairs, max_tiles);
+  const auto bytes = static_cast<std::size_t>(2 * op.n_experts + 1) * 4;
+  launch_large(s, "sorting by expert", sort_kernel, 1, 1024, bytes, op.ids.i32(), op.ids.stride(0), static_cast<int>(n), static_cast<int>(top_k),
+               static_cast<int>(op.n_experts), a.lists);
+  if (is_fast(op.first.gate, op.precision))
+    a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, n, cuda::to_device(op.first.gate));
+  a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
+  run_grouped(s, a, op.first, glu, op.precision, n_pairs, op.x.f32());
+  if (!shared) return;
+  const bool known = a.x.x8 != nullptr && same_input(cuda::to_device(op.shared.gate), cuda::to_device(op.first.gate));
+  run_dense(s, op.shared, op.x, op.shared_y, {}, op.precision, known ? &a.x : nullptr);
+}
+
+}  // namespace moeflux::backend::cuda

@@ -1,0 +1,32 @@
+// Choosing the backend, and the expert store that goes with a device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <moeflux/options.h>
+
+#include "backend/backend.h"
+#include "engine/expert_setup.h"
+#include "format/model_folder.h"
+#include "model/binder.h"
+#include "model/spec.h"
+
+namespace moeflux::engine {
+
+struct BackendSetup {
+  std::unique_ptr<backend::Backend> backend;
+  bool on_device = false;
+  std::string note;  // why Auto chose the CPU; may be empty
+};
+
+// Auto takes a device when the whole model fits into its memory. Cuda throws where it cannot: Unsupported without a device
+// or driver, OutOfMemory naming what is needed and what there is. A CPU backend uses `host_memory`, which outlives it.
+BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory);
+
+// All experts in the device's memory, and how that is divided.
+ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
+                                const format::ModelFolder& folder, backend::Backend& backend);
+
+}  // namespace moeflux::engine
