@@ -32,7 +32,9 @@ std::vector<Block> plan_blocks(std::span<const BulkRead> reads) {
   for (std::size_t i = 0; i < reads.size(); ++i) {
     const format::Extent& e = reads[i].source;
     for (std::uint64_t done = 0; done < e.bytes;) {
-      const bool goes_on = !blocks.empty() && blocks.back().file == e.file && blocks.back().bytes < kBlockBytes &&
+      // What has a checksum and fits a block is not cut: it is checked while it is in the cache.
+      const std::uint64_t most = reads[i].check && e.bytes <= kBlockBytes ? kBlockBytes - e.bytes : kBlockBytes - 1;
+      const bool goes_on = !blocks.empty() && blocks.back().file == e.file && blocks.back().bytes <= most &&
                            blocks.back().offset + blocks.back().bytes == e.offset + done;
       if (!goes_on) blocks.push_back({e.file, e.offset + done, 0, i, i});
       Block& b = blocks.back();
@@ -128,56 +130,59 @@ class Load {
       again(b, bytes);
     }
     for (std::size_t i = b.first; i <= b.last; ++i) {
-      const format::Extent& e = reads_[i].source;
-      const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
-      if (from < to) copier_.to_device(reads_[i].to + (from - e.offset), bytes + (from - b.offset), to - from);
+      const Part part = part_of(reads_[i], b);
+      if (part.bytes == 0) continue;
+      const std::span<const std::byte> data(bytes + (part.offset - b.offset), part.bytes);
+      const bool whole = part.bytes == reads_[i].source.bytes;
+      if (reads_[i].check && whole && !reads_[i].check->passes(data)) {
+        load_again(reads_[i]);
+        continue;
+      }
+      copier_.to_device(reads_[i].to + (part.offset - reads_[i].source.offset), data.data(), data.size());
+      if (reads_[i].check && !whole && completed(i, part.bytes) && !passes(reads_[i])) load_again(reads_[i]);
     }
-    release(window);
-    for (std::size_t i = b.first; i <= b.last; ++i)
-      if (reads_[i].check && completed(i, b)) check(reads_[i]);
     const std::lock_guard lock(mutex_);
+    free_.push_back(window);
     ++n_done_;
     bytes_done_ += b.bytes;
   }
 
-  void release(std::byte* window) {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(window);
+  // What a block holds of a read.
+  struct Part {
+    std::uint64_t offset = 0, bytes = 0;  // in the file
+  };
+  static Part part_of(const BulkRead& r, const Block& b) noexcept {
+    const std::uint64_t from = std::max(r.source.offset, b.offset), to = std::min(r.source.offset + r.source.bytes, b.offset + b.bytes);
+    return {from, from < to ? to - from : 0};
   }
 
-  // Whether the block was the last one that read i waited for.
-  bool completed(std::size_t i, const Block& b) {
-    const format::Extent& e = reads_[i].source;
-    const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
-    if (from >= to) return false;
+  // Whether these were the last bytes that read i waited for.
+  bool completed(std::size_t i, std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
-    left_[i] -= to - from;
-    return left_[i] == 0;
+    return (left_[i] -= bytes) == 0;
   }
 
+  // Of a read that is in place.
   bool passes(const BulkRead& r) {
     if (const std::byte* in_place = copier_.host_view(r.to)) return r.check->passes({in_place, r.source.bytes});
     DigestStream digest(r.check->seed);
     std::vector<std::byte> staging(std::min(kBlockBytes, r.source.bytes));
-    for (std::uint64_t done = 0; done < r.source.bytes;) {
-      const std::uint64_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
+    for (std::uint64_t done = 0; done < r.source.bytes; done += staging.size()) {
+      const std::size_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
       copier_.to_host(staging.data(), r.to + done, n);
       digest.add({staging.data(), n});
-      done += n;
     }
     return digest.digest() == r.check->digest;
   }
 
-  // Once more through the page cache; then it is an error.
-  void check(const BulkRead& r) {
-    if (passes(r)) return;
+  // Damaged: once more through the page cache; then it is an error.
+  void load_again(const BulkRead& r) {
     const io::File& file = folder_.file(r.source.file);
     std::vector<std::byte> staging(std::min(kBlockBytes, r.source.bytes));
-    for (std::uint64_t done = 0; done < r.source.bytes;) {
-      const std::uint64_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
+    for (std::uint64_t done = 0; done < r.source.bytes; done += staging.size()) {
+      const std::size_t n = std::min<std::uint64_t>(staging.size(), r.source.bytes - done);
       file.read_exact(r.source.offset + done, {staging.data(), n});
       copier_.to_device(r.to + done, staging.data(), n);
-      done += n;
     }
     if (passes(r)) return;
     fail(ErrorCode::InvalidModel, "{}: {}what is at offset {} ({} bytes) {}", file.path().string(), hooks_.describe ? hooks_.describe(r.id) : "",
@@ -187,11 +192,10 @@ class Load {
   // Read by read, so that the message tells whose bytes are missing.
   void again(const Block& b, std::byte* bytes) {
     for (std::size_t i = b.first; i <= b.last; ++i) {
-      const format::Extent& e = reads_[i].source;
-      const std::uint64_t from = std::max(e.offset, b.offset), to = std::min(e.offset + e.bytes, b.offset + b.bytes);
-      if (from >= to) continue;
+      const Part part = part_of(reads_[i], b);
+      if (part.bytes == 0) continue;
       try {
-        folder_.file(b.file).read_exact(from, {bytes + (from - b.offset), to - from});
+        folder_.file(b.file).read_exact(part.offset, {bytes + (part.offset - b.offset), part.bytes});
       } catch (const Error& error) {
         fail(error.code(), "{}{}", hooks_.describe ? hooks_.describe(reads_[i].id) : "", error.what());
       }
