@@ -63,11 +63,13 @@ struct BenchResult {
   std::int64_t ctx_size = 0;
   std::vector<LayerReads> reads;  // of the last repetition
   MemoryBandwidth bandwidth;
+  Series weights_rate;  // bytes per second of threads that only read the weights, just before and after each decode: their mean
   DiskSpeed disk;
   BytesProbe bound;
 
   double memory_rate() const;  // bytes per second in decode
   double memory_share() const;
+  double weights_share() const;  // of weights_rate, repetition by repetition: the median; 0 without it
 };
 
 std::string bench_table(const BenchOptions& options, const BenchResult& result);
