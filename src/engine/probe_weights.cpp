@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kTaskBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kMaxTasks = 128;  // 512 MiB: far more than the caches hold
-constexpr int kPasses = 2;
+constexpr int kPasses = 8;  // the first ones find threads still waking
 
 // Places of kTaskBytes each, spread over the experts of all layers.
 std::vector<const std::uint64_t*> places(const store::ExpertStore& experts, const Copier& copier, std::int64_t n_layers) {
