@@ -50,8 +50,25 @@ constexpr KernelTable kTiledTable = tiled_table();
 
 MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
+namespace {
+
+// Without VNNI bytes are multiplied by the instructions of AVX2: its table's fast kernels, and x8 in the order they want.
+KernelTable with_byte_products() noexcept {
+  KernelTable t = avx512::kTiledTable;
+  if (const KernelTable* bytes = avx2_table()) {
+    for (int i = 0; i < kFormatSlots; ++i) t.fast[i] = bytes->fast[i];
+    t.quantize_row = bytes->quantize_row;
+    t.token_tile = bytes->token_tile;
+    t.interleave = bytes->interleave;
+  }
+  return t;
+}
+
+}  // namespace
+
 const KernelTable* avx512_table() noexcept {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? &avx512::kTiledTable : nullptr;
+  static const KernelTable table = with_byte_products();
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") ? &table : nullptr;
 }
 }  // namespace moeflux::backend::cpu
 

@@ -136,7 +136,7 @@ void matmul_fast_amx(const MatMulBlock& b, std::int64_t row_begin, std::int64_t 
   if (b.xq.tile >= kLeastAmxTokens)
     gemm_amx<Slot>(b, row_begin, row_end);
   else
-    matmul_fast_tiles<Slot>(b, row_begin, row_end);
+    avx512vnni_table()->fast[Slot](b, row_begin, row_end);
 }
 
 std::int64_t amx_token_tile(std::int64_t n_tokens) noexcept {
