@@ -57,10 +57,12 @@ class ExpertLease {
 // Counters since the store was made. Requests count experts, not bytes.
 struct StoreStats {
   std::uint64_t requests = 0;
-  std::uint64_t hits = 0;
+  std::uint64_t hits = 0;  // where they are computed
   std::uint64_t bytes_read = 0;  // by acquire and hint; loading at start is not counted
   // Experts read on a hint; of them asked for later, and evicted before anybody asked.
   std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;
+  // Of a store with a device: requests that were in main memory, and bytes copied to the device and back.
+  std::uint64_t host_hits = 0, bytes_to_device = 0, bytes_to_host = 0;
 };
 
 // All experts of a layer, side by side in memory for as long as the store lives. first.gate empty: they are not.
