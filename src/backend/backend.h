@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/ops.h"
+#include "core/async_copier.h"
 #include "core/buffer.h"
 
 namespace moeflux::backend {
@@ -29,6 +30,10 @@ class Backend {
   virtual Allocator& allocator() noexcept = 0;            // memory that ops may touch
   virtual Copier& copier() noexcept = 0;
   virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
+
+  // Copies between pinned_allocator()'s memory and allocator()'s beside what streams compute; null where both are the same
+  // memory. The backend outlives it.
+  virtual std::unique_ptr<AsyncCopier> make_async_copier() { return nullptr; }
 
   // Whether run_routed() may be called; else the caller reads the router's choice and runs ExpertFfn.
   virtual bool routes_on_device() const noexcept { return false; }

@@ -174,6 +174,11 @@ void Session::hand_out_logits(model::Context& c, const TensorView& hidden, std::
 void Session::count_prefetch() {
   const store::StoreStats s = parts_.experts.stats();
   stats_.bytes_read = s.bytes_read;
+  stats_.device_hits = s.hits;
+  stats_.host_hits = s.host_hits;
+  stats_.disk_misses = s.requests - s.hits - s.host_hits;
+  stats_.bytes_to_device = s.bytes_to_device;
+  stats_.bytes_to_host = s.bytes_to_host;
   stats_.hints_issued = s.hints_issued;
   stats_.hints_used = s.hints_used;
   stats_.hints_wasted = s.hints_wasted;

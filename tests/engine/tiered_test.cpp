@@ -7,12 +7,15 @@
 #include <random>
 #include <thread>
 
+#include <moeflux/pack.h>
+
 #include "store/tiered_store.h"
 #include "support/expect_error.h"
 #include "support/fault_reader.h"
 #include "support/loaded_model.h"
 #include "support/manual_copier.h"
 #include "support/manual_reader.h"
+#include "support/temp_dir.h"
 
 namespace moeflux::test {
 namespace {
@@ -363,6 +366,33 @@ TEST(TieredFaults, ReadsThatFail) {
       EXPECT_EQ(m.logits(*t.store, tokens, 0, 10), m.resident(tokens));
     } else {
       expect_error([&] { m.logits(*t.store, tokens, 0, tokens.size()); }, ErrorCode::Io, {"model.safetensors", "layer 0", "expert", "offset"});
+    }
+    t.expect_quiet();
+  }
+}
+
+// A record of a pack that is not as its checksum says counts as a failed read, before any of it reaches the device.
+TEST(TieredFaults, DamagedRecords) {
+  const TempDir dir;
+  PackOptions pack;
+  pack.model = fixtures() / "qwen3_5_moe-mlx4";
+  pack.out = dir / "p";
+  pack_model(pack);
+  const Loaded m(dir / "p");
+  const auto tokens = golden_tokens("qwen3_5_moe-mlx4");
+  for (const int times : {0, 1, -1}) {
+    Tiers t(m, {6, 3, 8}, 1, [&](const io::MemoryRegions& regions) {
+      auto reader = std::make_unique<FaultReader>(io::make_reader(m.files, regions, {}));
+      Fault fault;
+      fault.flip_bit = 12345;
+      fault.times = times;
+      reader->add(fault);
+      return reader;
+    });
+    if (times >= 0) {
+      EXPECT_EQ(m.logits(*t.store, tokens, 0, 10), m.resident(tokens));
+    } else {
+      expect_error([&] { m.logits(*t.store, tokens, 0, 10); }, ErrorCode::InvalidModel, {"experts.bin", "layer 0", "expert", "checksum"});
     }
     t.expect_quiet();
   }

@@ -139,6 +139,8 @@ CudaDeviceInfo cuda_device_info(int device) {
   info.name = p.name;
   info.n_processors = p.multiProcessorCount;
   info.capability = p.major * 10 + p.minor;
+  cudaDriverGetVersion(&info.driver);
+  cudaRuntimeGetVersion(&info.runtime);
   cuda::check_cuda(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), "asking for free memory");
   return info;
 }

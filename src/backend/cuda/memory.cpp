@@ -24,7 +24,8 @@ Buffer DeviceAllocator::allocate(std::size_t bytes, std::size_t) {  // cudaMallo
     cudaGetLastError();
     std::size_t available = 0, total = 0;
     cudaMemGetInfo(&available, &total);
-    fail(ErrorCode::OutOfMemory, "cannot allocate {} of device memory: {} of {} are free", format_bytes(bytes), format_bytes(available), format_bytes(total));
+    fail(ErrorCode::OutOfMemory, "cannot allocate {} of device memory: {} of {} are free; lower --vram, -c or --chunk, or end what else uses the device",
+         format_bytes(bytes), format_bytes(available), format_bytes(total));
   }
   check_cuda(status, "allocating device memory");
   Buffer buffer(this, static_cast<std::byte*>(p), bytes);
@@ -45,7 +46,7 @@ Buffer PinnedAllocator::allocate(std::size_t bytes, std::size_t) {  // page-alig
   const cudaError_t status = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    fail(ErrorCode::OutOfMemory, "cannot pin {} of memory", format_bytes(bytes));
+    fail(ErrorCode::OutOfMemory, "cannot pin {} of main memory; lower --ram", format_bytes(bytes));
   }
   check_cuda(status, "pinning memory");
   std::fill_n(static_cast<std::byte*>(p), bytes, std::byte{0});
