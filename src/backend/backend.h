@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/ops.h"
+#include "backend/units.h"
 #include "core/async_copier.h"
 #include "core/buffer.h"
 
@@ -45,6 +46,9 @@ class Backend {
   // where one of them was not reached. `tokens` stay valid until then.
   virtual bool begin_step(Stream&, std::span<const std::int32_t> /*tokens*/, std::int64_t /*pos0*/, bool /*repeatable*/) { return false; }
   virtual void end_step(Stream&, bool /*complete*/) {}
+
+  // Steps in units, where the backend can record them; else null. The backend owns it.
+  virtual UnitRunner* units() noexcept { return nullptr; }
 
   // Checks shapes (throws Internal: a bug of the caller), then queues the op.
   template <class Op>

@@ -17,8 +17,9 @@ constexpr double kScanMargin = 2.0;
 }  // namespace
 
 // Whether an expert that is about to be loaded shall live on the device; if so there is a place for it.
-bool TieredStore::make_room(ExpertKey key) {
+bool TieredStore::make_room(ExpertKey key, bool at_rest) {
   if (policy_.size(kDeviceTier) < n_kept_) return true;
+  if (!may_evict(at_rest)) return false;
   const auto victim = policy_.choose_victim([&](ExpertKey k) { return device_[static_cast<std::size_t>(device_of_[index(k)])].busy(); }, kDeviceTier);
   if (!victim) return false;
   const double margin = scanning_[static_cast<std::size_t>(raw(key.layer))] != 0 ? kScanMargin : 1.0;
@@ -110,6 +111,7 @@ void TieredStore::evict(ExpertKey victim) {
   const auto slot = static_cast<std::uint32_t>(device_of_[index(victim)]);
   DeviceSlot& s = device_[slot];
   if (s.hinted) ++stats_.hints_wasted;
+  set_table(victim, -1);
   s.kept = s.hinted = false;
   if (const std::int32_t again = host_of_[index(victim)]; again >= 0) {  // its bytes are still in main memory
     HostSlot& h = host_[static_cast<std::size_t>(again)];
@@ -168,6 +170,7 @@ void TieredStore::arrived(std::uint32_t slot, bool ok) {
   }
   if (ok) {
     s.state = DeviceState::Ready;
+    if (s.kept) set_table(s.key, static_cast<std::int32_t>(slot));
   } else {
     s.copy_failed = true;
     not_loaded(slot);

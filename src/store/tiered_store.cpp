@@ -46,6 +46,7 @@ TieredStore::TieredStore(ExpertCatalog catalog, std::vector<std::string> file_na
       staging_(options.n_staging, -1),
       device_of_(catalog_.layers.size() * static_cast<std::size_t>(experts_per_layer_), -1),
       host_of_(device_of_.size(), -1),
+      table_(device_of_.size(), -1),
       scanning_(catalog_.layers.size(), 0),
       policy_(experts_by_layer(catalog_), 2),
       copier_(std::move(copier)),
@@ -69,7 +70,7 @@ std::uint32_t TieredStore::index(ExpertKey key) const noexcept {
 }
 
 // All experts or none: what was pinned on the way is given back when there is no room.
-bool TieredStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket) {
+bool TieredStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket, bool at_rest) {
   ticket.slots.clear();
   ticket.hits.clear();
   std::size_t n_missing = 0;
@@ -88,7 +89,7 @@ bool TieredStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ti
       free_device_.pop_back();
       const bool in_memory = host_of_[index(key)] >= 0;
       stats_.host_hits += in_memory ? 1 : 0;
-      load(slot, key, make_room(key), io::ReadPriority::Demand);
+      load(slot, key, make_room(key, at_rest), io::ReadPriority::Demand);
       ticket.slots.push_back(slot);
       ticket.hits.push_back(in_memory);
       continue;
@@ -106,7 +107,11 @@ bool TieredStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ti
   return true;
 }
 
-bool TieredStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) {
+bool TieredStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) { return try_pin_as(layer, experts, ticket, false); }
+std::uint32_t TieredStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts) { return pin_as(layer, experts, false); }
+std::uint32_t TieredStore::pin_at_rest(LayerIdx layer, std::span<const ExpertIdx> experts) { return pin_as(layer, experts, true); }
+
+bool TieredStore::try_pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket, bool at_rest) {
   const std::lock_guard lock(mutex_);
   drain();
   if (free_tickets_.empty()) {
@@ -116,16 +121,16 @@ bool TieredStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, st
     fresh.hits.reserve(n_spare_);
     free_tickets_.reserve(tickets_.size());
   }
-  if (!pin_all(layer, experts, tickets_[free_tickets_.back()])) return false;
+  if (!pin_all(layer, experts, tickets_[free_tickets_.back()], at_rest)) return false;
   ticket = free_tickets_.back();
   free_tickets_.pop_back();
   return true;
 }
 
-std::uint32_t TieredStore::pin(LayerIdx layer, std::span<const ExpertIdx> experts) {
+std::uint32_t TieredStore::pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, bool at_rest) {
   if (experts.size() > n_spare_) fail(ErrorCode::Internal, "a lease of {} experts, at most {} were planned", experts.size(), n_spare_);
   std::uint32_t ticket = 0;
-  while (!try_pin(layer, experts, ticket)) {
+  while (!try_pin_as(layer, experts, ticket, at_rest)) {
     std::unique_lock lock(mutex_);
     if (copier_->outstanding() > 0 || reads_.outstanding() > 0)
       wait_for_completion(lock);
@@ -214,6 +219,7 @@ void TieredStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float
     if (device_of_[index(key)] >= 0) continue;
     if (free_device_.size() <= n_spare_ / 2 || (host_of_[index(key)] < 0 && free_staging_.empty())) break;
     if (policy_.size(kDeviceTier) >= n_kept_) {
+      if (!may_evict(false)) break;
       const auto victim = policy_.choose_victim([&](ExpertKey k) {
         const DeviceSlot& s = device_[static_cast<std::size_t>(device_of_[index(k)])];
         return s.busy() || s.hinted || visits_ - s.loaded_at < kJustLoaded;
@@ -227,6 +233,43 @@ void TieredStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float
     ++stats_.hints_issued;
   }
   reads_.submit();
+}
+
+SlotExperts TieredStore::slot_layer(LayerIdx layer) const noexcept {
+  const ExpertLayer& l = catalog_.layer(layer);
+  if (l.n_experts == 0) return {};
+  return {view_record(l.layout, device_buffer_.data()), slot_bytes_, l.n_experts};
+}
+
+void TieredStore::begin_use() noexcept {
+  const std::lock_guard lock(mutex_);
+  ++n_users_;
+}
+
+void TieredStore::end_use() noexcept {
+  const std::lock_guard lock(mutex_);
+  --n_users_;
+}
+
+void TieredStore::set_table(ExpertKey key, std::int32_t slot) noexcept {
+  table_[index(key)] = slot;
+  ++table_version_;
+}
+
+std::uint64_t TieredStore::read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) const noexcept {
+  const std::lock_guard lock(mutex_);
+  if (version == table_version_) return version;
+  const auto width = static_cast<std::size_t>(experts_per_layer_);
+  for (std::size_t l = 0; l < catalog_.layers.size(); ++l)
+    std::copy_n(table_.begin() + static_cast<std::ptrdiff_t>(l * width), width, table.begin() + static_cast<std::ptrdiff_t>(l * row));
+  return table_version_;
+}
+
+void TieredStore::used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept {
+  visit(layer, experts, {}, 1);
+  const std::lock_guard lock(mutex_);
+  stats_.requests += experts.size();
+  stats_.hits += experts.size();
 }
 
 StoreStats TieredStore::stats() const noexcept {

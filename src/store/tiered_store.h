@@ -62,6 +62,11 @@ class TieredStore final : public ExpertStore {
   std::size_t scan_batch() const noexcept override { return n_spare_ < 2 ? 1 : n_spare_ / 2; }  // two are under way at once
   void poll() noexcept override;
   StoreStats stats() const noexcept override;
+  SlotExperts slot_layer(LayerIdx layer) const noexcept override;
+  void begin_use() noexcept override;
+  void end_use() noexcept override;
+  std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) const noexcept override;
+  void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept override;
   io::ReaderInfo reader_info() const { return reads_.info(); }
 
   // For tests: slots of any kind that are pinned or in the middle of a move; and what is wrong with the books ("" is nothing).
@@ -72,6 +77,7 @@ class TieredStore final : public ExpertStore {
 
  protected:
   std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) override;
+  std::uint32_t pin_at_rest(LayerIdx layer, std::span<const ExpertIdx> experts) override;
   bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) override;
   bool ready(std::uint32_t ticket, std::size_t i) noexcept override;
   bool hit(std::uint32_t ticket, std::size_t i) noexcept override;
@@ -83,6 +89,8 @@ class TieredStore final : public ExpertStore {
     std::vector<std::uint32_t> slots;
     std::vector<std::uint8_t> hits;  // beside slots: nothing had to be read
   };
+  bool try_pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket, bool at_rest);
+  std::uint32_t pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, bool at_rest);
   static constexpr std::size_t kDeviceTier = 0, kHostTier = 1;  // of the policy
 
   std::uint32_t index(ExpertKey key) const noexcept;
@@ -90,9 +98,12 @@ class TieredStore final : public ExpertStore {
   std::byte* device_memory(std::uint32_t slot) const noexcept { return device_buffer_.data() + slot * slot_bytes_; }
   std::byte* host_memory(std::uint32_t slot) const noexcept { return host_buffer_.data() + slot * slot_bytes_; }
   // All below: mutex_ held.
-  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket);
+  bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket, bool at_rest);
+  // What kept slots hold must stay there while somebody's device may read the table.
+  bool may_evict(bool at_rest) const noexcept { return n_users_ == 0 || (at_rest && n_users_ == 1); }
+  void set_table(ExpertKey key, std::int32_t slot) noexcept;
   // tiered_moves.cpp: how experts come and go.
-  bool make_room(ExpertKey key);
+  bool make_room(ExpertKey key, bool at_rest);
   void load(std::uint32_t slot, ExpertKey key, bool keep, io::ReadPriority priority);
   void load_from_host(std::uint32_t slot, std::uint32_t host);
   void load_from_disk(std::uint32_t slot, io::ReadPriority priority);
@@ -126,6 +137,9 @@ class TieredStore final : public ExpertStore {
   std::vector<HostSlot> host_;
   std::vector<std::int32_t> staging_;                // the device slot that each loads; -1: free
   std::vector<std::int32_t> device_of_, host_of_;    // by index(); -1: not there
+  std::vector<std::int32_t> table_;                  // by index(): device slots that are kept and ready; else -1
+  std::uint64_t table_version_ = 1;
+  std::size_t n_users_ = 0;  // of the table
   std::vector<std::uint32_t> free_device_, free_staging_;
   HostFreeList free_host_;
   std::vector<std::uint32_t> waiting_;               // device slots whose reads wait for a staging slot, first come first

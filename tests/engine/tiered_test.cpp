@@ -335,6 +335,47 @@ TEST(TieredMoves, ComingBackSoonCostsNothing) {
   t.expect_quiet();
 }
 
+// While somebody's device may read the table, what is in it stays where it is: others pass through. Who uses it alone and is at rest
+// may push out.
+TEST(TieredTable, StaysWhileItIsUsed) {
+  const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
+  Tiers t(m, {4, 3, 40});  // one is kept
+  std::vector<std::int32_t> table(4 * 10, 7);
+  const auto slot_of = [&](std::int32_t e) {
+    t.store->read_slots(0, table, 10);
+    return table[static_cast<std::size_t>(e)];
+  };
+  const auto use = [&](std::int32_t e, int times, bool at_rest) {
+    const ExpertIdx expert{e};
+    for (int i = 0; i < times; ++i) {
+      t.store->visit(LayerIdx{0}, {&expert, 1}, {}, 1);
+      (at_rest ? t.store->acquire_at_rest(LayerIdx{0}, {&expert, 1}) : t.store->acquire(LayerIdx{0}, {&expert, 1})).wait(0);
+      ASSERT_EQ(t.store->find_fault(), "");
+    }
+  };
+  use(0, 2, false);
+  const std::int32_t first = slot_of(0);
+  EXPECT_GE(first, 0);
+  t.store->begin_use();
+  use(1, 30, false);
+  const std::vector<ExpertIdx> hint{ExpertIdx{2}};
+  t.store->hint(LayerIdx{1}, hint, 1.0f);
+  EXPECT_EQ(slot_of(0), first) << "one user, and another session";
+  t.store->begin_use();
+  use(1, 30, true);
+  EXPECT_EQ(slot_of(0), first) << "two users";
+  t.store->end_use();
+  use(1, 1, true);
+  EXPECT_EQ(slot_of(0), -1) << "the only user, at rest";
+  EXPECT_GE(slot_of(1), 0);
+  const std::uint64_t version = t.store->read_slots(0, table, 10);
+  table.assign(table.size(), 7);
+  EXPECT_EQ(t.store->read_slots(version, table, 10), version);
+  EXPECT_EQ(table[0], 7) << "nothing new";
+  t.store->end_use();
+  t.expect_quiet();
+}
+
 TEST(TieredFill, ReadsEverythingThatFits) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
   const std::size_t all = n_experts(m);

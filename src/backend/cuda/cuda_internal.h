@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/units.h"
 #include "backend/cuda_backend.h"
 #include "core/buffer.h"
 
@@ -140,6 +141,7 @@ class CudaStream final : public Stream {
   std::int32_t* step_inputs = nullptr;  // device: [0] the position, [1..] tokens
   std::int32_t* step_host = nullptr;    // pinned, the same
   static constexpr std::size_t kStepTokens = 15;
+  UnitState units;
 
  private:
   int device_;
@@ -163,6 +165,7 @@ class CudaBackend final : public Backend {
   void run_routed(Stream& stream, const RoutedFfn& op) override;
   bool begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) override;
   void end_step(Stream& stream, bool complete) override;
+  UnitRunner* units() noexcept override { return &units_; }
 
  protected:
 #define MOEFLUX_CUDA_OP(Op) void execute(Stream& stream, const Op& op) override;
@@ -178,6 +181,7 @@ class CudaBackend final : public Backend {
   DeviceAllocator allocator_;
   PinnedAllocator pinned_;
   DeviceCopier copier_;
+  CudaUnits units_;
 };
 
 // Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages.
