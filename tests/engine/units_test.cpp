@@ -124,7 +124,7 @@ void poison(std::byte* slot, std::size_t bytes) { std::memset(slot, 0xCD, bytes)
 
 // A model on the played device, with experts in tiers.
 struct OnDevice {
-  OnDevice(const Loaded& m, std::size_t n_device, std::size_t n_spare, std::size_t n_host, std::uint32_t seed = 1) : loaded(m), device(*m.backend, seed), random(seed) {
+  OnDevice(const Loaded& m, std::size_t n_device, std::size_t n_spare, std::size_t n_host, std::uint32_t seed = 1, bool prompt = false) : loaded(m), device(*m.backend, seed), random(seed) {
     store::TieredOptions o;
     o.n_device = n_device;
     o.n_spare = n_spare;
@@ -132,8 +132,9 @@ struct OnDevice {
     o.n_staging = 2;
     o.make_reader = [&m](const io::MemoryRegions& r) { return io::make_reader(m.files, r, {}); };
     o.on_freed = poison;
-    store = std::make_unique<store::TieredStore>(m.binding.experts, m.names(), o, memory, pinned,
-                                                 std::make_unique<ManualCopier>([this](std::size_t n) { return random() % n; }));
+    std::unique_ptr<AsyncCopier> copier = std::make_unique<PromptCopier>();
+    if (!prompt) copier = std::make_unique<ManualCopier>([this](std::size_t n) { return random() % n; });
+    store = std::make_unique<store::TieredStore>(m.binding.experts, m.names(), o, memory, pinned, std::move(copier));
   }
   std::unique_ptr<session::Session> session(model::RoutingHook* routing = nullptr) {
     session::Parts parts{loaded.model, *store, device, loaded.precision};
@@ -319,42 +320,26 @@ TEST(UnitSessions, RoutingHooks) {
   }
 }
 
-// One expert is kept, of the last layer. In some token the first layer pushes it out, and the last one wants it again in the same
-// token: the device must know by then. Which token that is the policy decides, so every one is tried.
-TEST(UnitSessions, ATableThatChangesWithinAToken) {
-  constexpr std::int64_t kSwitch = 40;
-  struct Hook final : model::RoutingHook {
-    void begin_pass(std::int64_t pos0, std::int64_t) override { pos = pos0; }
-    bool routed(LayerIdx layer, std::int64_t n_experts, std::int64_t top_k, std::span<std::int32_t> ids) override {
-      for (std::size_t i = 0; i < ids.size(); ++i) {
-        const std::int64_t p = pos + static_cast<std::int64_t>(i) / top_k, r = static_cast<std::int64_t>(i) % top_k;
-        std::int64_t first = p * (3 + 2 * raw(layer)) + raw(layer);  // somewhere else in every token
-        if (raw(layer) == 3) first = p < kSwitch || p == again ? 0 : 4;
-        if (raw(layer) == 0 && p >= kSwitch) first = 0;
-        ids[i] = static_cast<std::int32_t>((first + r) % n_experts);
+// When the device looks at its table, everything in it is where the store says it is.
+TEST(UnitSessions, TheTableIsNeverStale) {
+  const Loaded m(fixtures() / "qwen3_5_moe-mlx4");  // experts in every layer
+  const auto tokens = golden_tokens("qwen3_5_moe-mlx4");
+  for (const std::size_t kept : {2, 5, 9, 16}) {
+    OnDevice on(m, 3 + kept, 3, 12, static_cast<std::uint32_t>(kept));
+    std::size_t n_looks = 0, n_slots = 0;
+    std::vector<std::int32_t> truth(4 * 8);
+    on.device.on_check = [&](std::size_t check, const std::int32_t* slot_of) {
+      on.store->read_slots(0, truth, 8);
+      for (std::size_t e = 0; e < 8; ++e) {
+        if (slot_of[e] < 0) continue;
+        ++n_slots;
+        EXPECT_EQ(slot_of[e], truth[check * 8 + e]) << "layer " << check << ", expert " << e;
       }
-      return true;
-    }
-    Kind kind() const noexcept override { return Kind::Foretells; }
-    void end_pass(bool) override {}
-    std::int64_t pos = 0, again = 0;
-  };
-  const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
-  const auto golden = golden_tokens("qwen3_5_moe-mlx4");
-  std::vector<TokenId> tokens;
-  for (std::size_t i = 0; i < 56; ++i) tokens.push_back(golden[i % golden.size()]);
-  HostAllocator allocator;
-  HostCopier copier;
-  store::ResidentStore resident(m.binding.experts, m.folder, allocator, copier, {});
-  for (std::int64_t d = 0; d < 14; ++d) {
-    Hook hook;
-    hook.again = kSwitch + d;
-    session::Parts parts{m.model, resident, *m.backend, m.precision};
-    parts.routing = &hook;
-    session::Session reference(parts, {.ctx_size = 256});
-    const auto want = step_by_step(reference, tokens, 2);
-    OnDevice on(m, 4, 3, 40);
-    EXPECT_EQ(step_by_step(*on.session(&hook), tokens, 2), want) << "again " << d << " tokens later";
+      ++n_looks;
+    };
+    step_by_step(*on.session(), tokens, 3);
+    EXPECT_GT(n_looks, 40u);
+    EXPECT_GT(n_slots, 10u);
   }
 }
 

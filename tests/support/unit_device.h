@@ -21,6 +21,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
 
   // For tests: recordings are refused from now on, n times; what happened.
   void refuse(int n) { to_refuse_ = n; }
+  std::function<void(std::size_t check, const std::int32_t* slot_of)> on_check;  // when the device comes to it
   std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0;
 
   std::string name() const override { return "units of " + inner_.name(); }
@@ -65,7 +66,8 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     Queue& q = of(stream);
     const std::size_t n = q.posts.size();
     q.posts.emplace_back();
-    put(stream, [c, n](Queue& to) {
+    put(stream, [this, c, n](Queue& to) {
+      if (on_check) on_check(n, c.slot_of);
       Post& p = to.posts[n];
       p.ids.clear();
       p.missed = false;
