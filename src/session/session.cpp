@@ -41,7 +41,8 @@ Session::Session(const Parts& parts, const SessionOptions& options, SessionSizes
       stream_(parts.backend.create_stream()),
       state_(parts.model.spec(), ctx_, options.kv, parts.backend.allocator(), parts.backend.copier()),
       arena_(parts.backend.allocator().allocate(model::activation_bytes(parts.model.spec(), chunk_), 64)),
-      governor_(parts.prefetch, !parts.experts.resident()),
+      // Steps in units ask no router ahead of time.
+      governor_(UnitStep::possible(parts.model.spec(), parts.experts, parts.backend, parts.routing) ? Prefetch::Off : parts.prefetch, !parts.experts.resident()),
       record_reads_(options.record_reads),
       logits_device_(parts.backend.allocator().allocate(static_cast<std::size_t>(model::kLogitRows * parts.model.spec().vocab_size) * 4, 64)),
       logits_(parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),

@@ -1,6 +1,7 @@
 #include "session/unit_step.h"
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "core/error.h"
@@ -10,8 +11,8 @@ namespace moeflux::session {
 namespace {
 
 constexpr int kTries = 2;  // to record a step
-// Checks under way after a step that missed something: the host may be two layers ahead.
-constexpr std::size_t kAhead = 2;
+// Checks under way at once after a step that missed something: the host is a layer ahead. Where most layers miss that is in vain.
+constexpr std::size_t kAhead = 2, kNotAhead = 1;
 
 std::size_t widest_layer(const model::ModelSpec& spec) {
   std::int64_t most = 1;
@@ -104,7 +105,7 @@ bool UnitStep::record(model::Context& c, const std::function<void(model::Context
     run_ops(c, ops, true);
     good = units_.end(stream_, true);
   } catch (const Error& e) {
-    if (e.code() != ErrorCode::Unsupported) throw;
+    if (e.code() == ErrorCode::Cancelled) throw;  // anything else is met again, and told, by computing as it comes
   }
   if (!good && ++n_failures_ == kTries) failed_ = true;
   return good;
@@ -143,9 +144,10 @@ void UnitStep::replay(model::Context&) {
   upload_table();
   upload_forced();
   const std::size_t n_checks = plan_.sites.size();
-  n_whole_ += last_missed_ ? 0 : 1;
-  UnitRing ring(n_checks, last_missed_ ? kAhead : n_checks + 1);
-  last_missed_ = !ring.run(*this, *this);
+  const std::size_t missed_before = std::exchange(n_missed_, 0);
+  n_whole_ += missed_before == 0 ? 1 : 0;
+  UnitRing ring(n_checks, missed_before == 0 ? n_checks + 1 : 2 * missed_before > n_checks ? kNotAhead : kAhead);
+  ring.run(*this, *this);
   n_discarded_ += ring.n_discarded();
   backend_.synchronize(stream_);
   held_ = {};
@@ -174,6 +176,7 @@ void UnitStep::passed(std::size_t check, const backend::UnitPost& post) {
 
 void UnitStep::missed(std::size_t check, const backend::UnitPost& post) {
   held_ = {};
+  ++n_missed_;
   const model::MoeSite& site = plan_.sites[check];
   if (routing_ != nullptr && !foretold_) {
     ids_.assign(post.ids.begin(), post.ids.end());

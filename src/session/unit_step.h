@@ -62,7 +62,8 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   store::ExpertLease held_;            // of the last miss, until the stream has passed it
   model::Context* context_ = nullptr;  // of the step under way
   const std::function<void()>* before_check_ = nullptr;
-  bool last_missed_ = true, failed_ = false;
+  std::size_t n_missed_ = 1;  // checks of the last step; the first one starts as if there had been some
+  bool failed_ = false;
   int n_failures_ = 0;
   std::uint64_t n_whole_ = 0, n_discarded_ = 0;
 };

@@ -152,6 +152,12 @@ TEST_P(CudaModel, TiersEqualCpu) {
           session.evaluate(std::span(tokens).first(tokens.size() / 2), e);
           for (const TokenId token : std::span(tokens).subspan(tokens.size() / 2)) session.evaluate({&token, 1}, e);
           ASSERT_EQ(max_abs_difference(got, want.logits), 0.0) << setup.description << ", chunks of " << chunk << ", pass " << pass;
+          session.reset();  // and in units
+          const std::size_t vocab = want.logits.size() / tokens.size();
+          for (std::size_t i = 0; i < tokens.size(); ++i) {
+            session.step(tokens[i]);
+            ASSERT_EQ(max_abs_difference(session.logits(), std::span(want.logits).subspan(i * vocab, vocab)), 0.0) << setup.description << ", step " << i << " in units, pass " << pass;
+          }
         }
       }
     }

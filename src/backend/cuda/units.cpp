@@ -143,7 +143,7 @@ bool CudaUnits::end(Stream& stream, bool complete) {
       cudaGetLastError();
       for (cudaGraphExec_t unit : u.current->units) cudaGraphExecDestroy(unit);
       u.current->units.clear();
-      u.overlap = false;  // the next try does without
+      u.overlap = u.overlap && !complete;  // the next try does without
     }
   }
   s.step_tokens = {};
