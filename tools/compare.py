@@ -4,7 +4,7 @@
     compare.py [-n STARTS] [-p 512] [-d 64] MOEFLUX MODEL -- OTHER COMMAND ..
 
 MOEFLUX is a moeflux binary, MODEL its model. The other command is run as it stands; it may be a second moeflux
-(`.. bench MODEL --json`) or llama-bench (`-o json`): whichever JSON it prints is understood. Each side is started at least
+(`.. bench MODEL --json`) or llama-bench (`-d 0,512 -o json`): whichever JSON it prints is understood. Each side is started at least
 five times, one after the other, because a machine that others use drifts: only what was measured side by side compares.
 The spread is the distance between the smallest and the largest value, in per cent of the median.
 """
@@ -35,22 +35,23 @@ def first_json(text):
 
 
 def rates(value):
-    """{"prefill": tok/s, "decode": tok/s} from the JSON of `moeflux bench` or of llama-bench."""
+    """{"prefill": tok/s, "decode": tok/s, ..} from the JSON of `moeflux bench` or of llama-bench.
+
+    Of llama-bench the prompt counts that starts from nothing, and the tokens behind the longest prompt (-d 0,512)."""
     if isinstance(value, dict):
         parts = {phase: value.get(f"{phase}_tokens_per_second") for phase in ("prefill", "decode")}
-        return {phase: float(part["median"]) for phase, part in parts.items() if part and part["median"]}
-    found, prompt = {}, None
+        found = {phase: float(part["median"]) for phase, part in parts.items() if part and part["median"]}
+        for name in ("weights_share", "memory_share"):
+            if value.get(name):
+                found[name] = value[name]
+        return found
+    found, deepest = {}, -1
     for test in value:
-        n_prompt, n_gen, rate = test.get("n_prompt", 0), test.get("n_gen", 0), test.get("avg_ts")
-        if n_prompt and not n_gen:
-            found["prefill"], prompt = rate, (n_prompt, rate)
-        elif n_gen and not n_prompt:
-            found["decode"] = rate
-        elif n_prompt and n_gen and prompt and prompt[0] == n_prompt:
-            # A prompt, then tokens: what is left of the time belongs to the tokens.
-            seconds = (n_prompt + n_gen) / rate - n_prompt / prompt[1]
-            if seconds > 0:
-                found["decode"] = n_gen / seconds
+        n_prompt, n_gen, depth, rate = test.get("n_prompt", 0), test.get("n_gen", 0), test.get("n_depth", 0), test.get("avg_ts")
+        if n_prompt and not n_gen and depth == 0:
+            found["prefill"] = rate
+        elif n_gen and not n_prompt and depth > deepest:
+            found["decode"], deepest = rate, depth
     return found
 
 
@@ -84,7 +85,9 @@ def main():
         for name, command in order if start % 2 == 0 else reversed(order):
             for phase, rate in rates(first_json(run(command))).items():
                 sides[name].setdefault(phase, []).append(rate)
-        print(f"compare: {start + 1} of {args.starts}", file=sys.stderr)
+        pair = ", ".join(f"{phase} {sides['moeflux'][phase][-1]:.1f} : {sides['other'][phase][-1]:.1f}"
+                         for phase in ("prefill", "decode") if sides["moeflux"].get(phase) and sides["other"].get(phase))
+        print(f"pair {start + 1} of {args.starts}: {pair}", flush=True)
 
     for phase in ("prefill", "decode"):
         a, b = sides["moeflux"].get(phase), sides["other"].get(phase)
@@ -94,6 +97,12 @@ def main():
         if a and b:
             pairs = [x / y for x, y in zip(a, b)]
             print(f"{phase:8} ratio    {statistics.median(pairs):9.3f}        from {min(pairs):.3f} to {max(pairs):.3f}, start by start")
+    for name, what in (("weights_share", "of what the same threads read from the weights around each decode"),
+                       ("memory_share", "of what they read from other memory afterwards")):
+        shares = sides["moeflux"].get(name)
+        if shares:
+            print(f"decode   moeflux  {100 * statistics.median(shares):.1f} % {what} ({', '.join(f'{100 * x:.0f}' for x in shares)})")
+
 
 
 if __name__ == "__main__":

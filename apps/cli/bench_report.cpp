@@ -144,6 +144,12 @@ double BenchResult::tier_bound(const PhaseTotals& t, double memory_bytes) const 
 
 double BenchResult::memory_rate() const { return decode.median() * token.total(); }
 double BenchResult::memory_share() const { return share(memory_rate(), bandwidth.bytes_per_second); }
+double BenchResult::weights_share() const {
+  Series shares;
+  for (std::size_t i = 0; i < std::min(decode.values.size(), weights_rate.values.size()); ++i)
+    shares.values.push_back(share(decode.values[i] * token.total(), weights_rate.values[i]));
+  return shares.median();
+}
 
 std::string bench_table(const BenchOptions& options, const BenchResult& r) {
   std::string text;
@@ -167,6 +173,10 @@ std::string bench_table(const BenchOptions& options, const BenchResult& r) {
     row("memory",
         fmt::format("{}/s in decode, {:.1f} % of the {}/s that {} threads read", bytes_text(r.memory_rate()),
                     r.memory_share() * 100, bytes_text(r.bandwidth.bytes_per_second), r.bandwidth.n_threads));
+  if (!r.weights_rate.values.empty())
+    row("  weights", fmt::format("{:.1f} % of what the same threads read from these weights around each decode ({}/s, min {}/s, max {}/s)",
+                                 r.weights_share() * 100, bytes_text(r.weights_rate.median()), bytes_text(r.weights_rate.low()),
+                                 bytes_text(r.weights_rate.high())));
   if (const double bound = median_of(r.bound.dependent); bound > 0) {
     const double ahead = median_of(r.bound.ahead);
     row("bytes only", fmt::format("{:.2f} tok/s dependent, {:.2f} ahead; decode is at {:.0f} % and {:.0f} % ({} from memory, {} from disk a token)",
@@ -213,6 +223,8 @@ Json bench_json(const BenchOptions& options, const BenchResult& r) {
                {"memory_bytes_per_second", r.memory_rate()},
                {"memory_peak_bytes_per_second", r.bandwidth.bytes_per_second},
                {"memory_share", r.memory_share()},
+               {"weights_bytes_per_second", r.weights_rate.json()},
+               {"weights_share", r.weights_share()},
                {"disk_peak_bytes_per_second", r.disk.bytes_per_second},
                {"experts_in_memory", r.split.n_slots},
                {"expert_bytes", r.split.expert_bytes},

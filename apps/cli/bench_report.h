@@ -66,6 +66,7 @@ struct BenchResult {
   std::int64_t ctx_size = 0;
   std::vector<LayerReads> reads;  // of the last repetition
   MemoryBandwidth bandwidth;
+  Series weights_rate;  // bytes per second of threads that only read the weights, just before and after each decode: their mean
   DiskSpeed disk;
   BytesProbe bound;
   GpuDevice gpu;  // where experts are in tiers
@@ -75,6 +76,7 @@ struct BenchResult {
   double tier_bound(const PhaseTotals& totals, double memory_bytes) const;
   double memory_rate() const;  // bytes per second in decode
   double memory_share() const;
+  double weights_share() const;  // of weights_rate, repetition by repetition: the median; 0 without it
 };
 
 std::string bench_table(const BenchOptions& options, const BenchResult& result);

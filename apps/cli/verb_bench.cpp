@@ -43,20 +43,24 @@ double rate(std::int64_t tokens, std::uint64_t ns) {
   return static_cast<double>(tokens) * 1e9 / static_cast<double>(std::max<std::uint64_t>(ns, 1));
 }
 
-// One repetition from an empty context; adds its rates.
-void run_once(Session& session, const BenchOptions& options, std::span<const TokenId> tokens,
+// One repetition from an empty context; adds its rates. A machine that others use gives more and less of its memory's speed from
+// one second to the next: what it gives is asked right before and after the tokens that are timed.
+void run_once(const Engine& engine, Session& session, const BenchOptions& options, std::span<const TokenId> tokens,
               BenchResult& result) {
   const SessionStats start = session.stats();
   session.reset();
   const auto prompt = tokens.first(static_cast<std::size_t>(options.n_prompt));
   if (!prompt.empty()) session.prefill(prompt);
   const SessionStats middle = session.stats();
+  const bool probed = !options.no_probe && options.n_decode > 0;
+  const double before = probed ? engine.probe_weights() : 0;
   for (const TokenId token : tokens.subspan(prompt.size())) session.step(token);
   const SessionStats& end = session.stats();
   result.prefill_totals.add(start, middle, false);
   result.decode_totals.add(middle, end, true);
   if (options.n_prompt > 0)
     result.prefill.values.push_back(rate(options.n_prompt, middle.prefill_ns - start.prefill_ns));
+  if (before > 0) result.weights_rate.values.push_back((before + engine.probe_weights()) / 2);
   if (options.n_decode > 0)
     result.decode.values.push_back(rate(options.n_decode, end.decode_ns - middle.decode_ns));
 }
@@ -67,7 +71,7 @@ void warm_up(Session& session, std::span<const TokenId> tokens) {
   if (session.position() < session.ctx_size()) session.step(tokens[0]);
 }
 
-void measure(Session& session, const BenchOptions& options, std::int64_t vocab_size, BenchResult& result) {
+void measure(const Engine& engine, Session& session, const BenchOptions& options, std::int64_t vocab_size, BenchResult& result) {
   const InterruptGuard guard(session);
   const std::vector<TokenId> tokens =
       random_tokens(options.n_prompt + options.n_decode, vocab_size, options.seed);
@@ -75,7 +79,7 @@ void measure(Session& session, const BenchOptions& options, std::int64_t vocab_s
   warm_up(session, tokens);
   for (std::int64_t i = 0; i < options.n_repeat; ++i) {
     if (line.due()) line.show(fmt::format("repetition {} of {}", i + 1, options.n_repeat));
-    run_once(session, options, tokens, result);
+    run_once(engine, session, options, tokens, result);
     const std::uint64_t hash = session.stats().logits_hash;
     if (i > 0 && hash != result.logits_hash)
       fail(ErrorCode::Internal, "repetition {} gave logits {} instead of {}", i + 1, hash_text(hash),
@@ -127,7 +131,7 @@ BenchResult run_bench(BenchOptions& options) {
     note(result.engine_line);
     note_memory(*engine);
     result.token = token_bytes(engine->info(), options);
-    measure(*session, options, engine->info().vocab_size, result);
+    measure(*engine, *session, options, engine->info().vocab_size, result);
     session->finish_trace();
   }
   // In this order: the probe's own memory is no part of the peak, and the model's not in the way of the
@@ -168,7 +172,8 @@ int verb_bench(Arguments arguments) {
       "uses, the\n"
       "cache at the middle of the run, the recurrent state. `memory` is that times tok/s, beside a probe of "
       "this "
-      "machine.\n"
+      "machine;\n"
+      "where all experts are in memory, `weights` is the same beside threads that only read them, asked around each decode.\n"
       "Where experts are streamed, `bytes only` moves the same bytes without arithmetic: once with every layer's "
       "reads\n"
       "after its router, once with the next layer's reads under way. Where a device holds some of them, the line says where they\n"

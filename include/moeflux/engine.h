@@ -89,6 +89,10 @@ class Engine {
   const MemorySplit& memory() const noexcept;
   Precision precision() const noexcept;
 
+  // How fast this engine's number of threads reads experts where they lie, without computing: bytes per second. 0 where they are
+  // not all in host memory. Takes some hundredths of a second and no memory.
+  double probe_weights() const;
+
   std::unique_ptr<Session> create_session(const SessionOptions& options);
 
   // nullptr when the folder has no tokenizer.json: tokens in, tokens out.

@@ -51,7 +51,7 @@ struct TensorView {
   // The first n entries of the first dimension, starting at `begin`.
   TensorView slice(std::int64_t begin, std::int64_t n) const noexcept {
     TensorView v = *this;
-    v.data = static_cast<std::byte*>(data) + begin * stride(0) * (dtype_bits(dtype) / 8);
+    if (data != nullptr) v.data = static_cast<std::byte*>(data) + begin * stride(0) * (dtype_bits(dtype) / 8);
     v.dims[0] = n;
     return v;
   }

@@ -31,7 +31,7 @@ std::uint64_t scratch_bytes(const ModelSpec& spec, std::int64_t chunk) {
   std::uint64_t most = 0;
   for (const LayerSpec& l : spec.layers) {
     const auto* moe = std::get_if<MoeSpec>(&l.ffn);
-    const std::int64_t rows = chunk * (moe != nullptr ? moe->top_k : 1);
+    const std::int64_t rows = chunk * (moe != nullptr ? moe->top_k + (moe->shared_dim > 0 ? 1 : 0) : 1);
     const std::int64_t inner = moe != nullptr ? std::max(moe->inner_dim, moe->shared_dim) : std::get<DenseSpec>(l.ffn).inner_dim;
     // Input and output rows and both intermediates in f32, and one row more in 8 bits with its group scales.
     const std::int64_t per_row = 8 * spec.hidden_dim + 8 * inner + 2 * std::max(spec.hidden_dim, inner);

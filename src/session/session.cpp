@@ -45,7 +45,7 @@ Session::Session(const Parts& parts, const SessionOptions& options, SessionSizes
       governor_(UnitStep::possible(parts.model.spec(), parts.experts, parts.backend, parts.routing) ? Prefetch::Off : parts.prefetch, !parts.experts.resident()),
       record_reads_(options.record_reads),
       logits_device_(parts.backend.allocator().allocate(static_cast<std::size_t>(model::kLogitRows * parts.model.spec().vocab_size) * 4, 64)),
-      logits_(parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),
+      logits_host_(parts.backend.copier().host_view(logits_device_.data()) != nullptr ? Buffer() : parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),
       repeatable_(routed_on_device()) {
   if (UnitStep::possible(parts.model.spec(), parts.experts, parts.backend, parts.routing))
     units_ = std::make_unique<UnitStep>(parts.model.spec(), parts.experts, parts.backend, *stream_, parts.routing);
@@ -101,6 +101,7 @@ void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& o
     broken_ = parts_.model.spec().recurrent();
     history_.resize(start_size);
     has_logits_ = false;
+    hash_stale_ = false;
     throw;
   }
   count(static_cast<std::int64_t>(tokens.size()), one_by_one, start);
@@ -169,7 +170,21 @@ void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode,
 
 void Session::fetch_logits(std::int64_t row) {
   const auto bytes = n_logits() * 4;
-  parts_.backend.copier().to_host(logits_.data(), logits_device_.data() + static_cast<std::size_t>(row) * bytes, bytes);
+  const std::byte* at = logits_device_.data() + static_cast<std::size_t>(row) * bytes;
+  Copier& copier = parts_.backend.copier();
+  if (logits_host_.empty()) {
+    logits_ = reinterpret_cast<const float*>(copier.host_view(at));
+  } else {
+    copier.to_host(logits_host_.data(), at, bytes);
+    logits_ = logits_host_.as<float>();
+  }
+  hash_stale_ = true;
+}
+
+const SessionStats& Session::stats() const noexcept {
+  if (hash_stale_) stats_.logits_hash = hash_bytes(logits_, n_logits() * 4);
+  hash_stale_ = false;
+  return stats_;
 }
 
 // A few rows at a time: the logits of a whole prompt over a large vocabulary would dwarf everything else. logits_ ends up
@@ -183,7 +198,7 @@ void Session::hand_out_logits(model::Context& c, const TensorView& hidden, std::
     parts_.backend.synchronize(*stream_);
     for (std::int64_t t = 0; t < n; ++t) {
       fetch_logits(t);
-      if (sink) sink(pos0 + first + t, {logits_.as<float>(), n_logits()});
+      if (sink) sink(pos0 + first + t, {logits_, n_logits()});
     }
   }
 }
@@ -214,7 +229,6 @@ void Session::count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns) 
   stats_.expert_hits = counters_.hits;
   stats_.stall_ns = counters_.stall_ns;
   count_prefetch();
-  stats_.logits_hash = hash_bytes(logits_.data(), logits_.bytes());
 }
 
 }  // namespace moeflux::session

@@ -48,7 +48,7 @@ class Session {
   void step(TokenId token) { evaluate({&token, 1}, {}); }
   void evaluate(std::span<const TokenId> tokens, const EvaluateOptions& options);
 
-  std::span<const float> logits() const noexcept { return {logits_.as<float>(), has_logits_ ? n_logits() : 0}; }
+  std::span<const float> logits() const noexcept { return {logits_, has_logits_ ? n_logits() : 0}; }
   std::span<const TokenId> history() const noexcept { return history_; }
   std::int64_t position() const noexcept { return static_cast<std::int64_t>(history_.size()); }
   std::int64_t ctx_size() const noexcept { return ctx_; }
@@ -58,7 +58,7 @@ class Session {
   void reset_cancel() noexcept { cancelled_.store(false, std::memory_order_relaxed); }
   bool cancelled() const noexcept { return cancelled_.load(std::memory_order_relaxed); }
 
-  const SessionStats& stats() const noexcept { return stats_; }
+  const SessionStats& stats() const noexcept;
   std::span<const LayerReads> reads() const noexcept { return reads_; }
 
  private:
@@ -85,7 +85,8 @@ class Session {
   bool record_reads_ = false;
   std::vector<LayerReads> reads_;
   Buffer logits_device_;
-  Buffer logits_;  // host memory that copies fast
+  Buffer logits_host_;               // host memory that copies fast; empty where the host reads the device's in place
+  const float* logits_ = nullptr;    // the last row that was fetched
   bool repeatable_ = false;  // a step of one token is the same ops every time
   std::unique_ptr<UnitStep> units_;  // where experts are in tiers and the backend records units; may be null
   bool has_logits_ = false;
@@ -93,7 +94,8 @@ class Session {
   std::vector<TokenId> history_;
   std::vector<std::int32_t> chunk_tokens_;
   std::atomic<bool> cancelled_{false};
-  SessionStats stats_;
+  mutable SessionStats stats_;
+  mutable bool hash_stale_ = false;  // logits_hash is made when somebody asks
 };
 
 }  // namespace moeflux::session

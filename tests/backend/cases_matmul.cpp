@@ -159,6 +159,16 @@ void matmul_cases(const Visitor& visit) {
     // A long row: many groups, many fmas of a lane.
     matmul_case(visit, seed++, 2, 8192, {{3, q4, false}, {3, quant::Format::bf16(), false}}, precision);
   }
+  // One token and 4-bit codes: rows of whole units of 128 codes are read as one sequence, in blocks of 16 units, whose ends are
+  // not those of rows; rows of a tile of 16, several tiles, and some left over.
+  const quant::Format four_bits[] = {quant::Format::affine(4, 32, DType::BF16), q4, quant::Format::affine(4, 64, DType::F16),
+                                     quant::Format::affine(4, 64, DType::F32),  quant::Format::affine(4, 128, DType::BF16), mx};
+  const std::int64_t some_rows[] = {16, 48, 50};
+  for (const quant::Format& f : four_bits)
+    for (const std::int64_t units : {3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 32}) {
+      const std::int64_t n = some_rows[seed % 3];
+      matmul_case(visit, seed++, 1, 128 * units, {{n, f, units % 2 == 0}}, Precision::Fast);
+    }
 }
 
 }  // namespace moeflux::backend::cases

@@ -88,18 +88,20 @@ struct MatMulJob {
   std::int64_t first_task = 0, rows_per_task = 1;
 };
 
-// Bytes of weights a task reads when tokens are few: small enough for an even end. A thread's tasks follow each other in
-// memory, so that kernels run ahead of memory from one into the next.
+// Bytes of weights a task reads when tokens are few: a multiple of tasks per thread, so that the threads end together, each
+// long enough to read memory at full speed, short enough to be handed to another thread when its own is held up.
 inline std::int64_t bytes_per_task(std::uint64_t total_bytes, int n_threads) noexcept {
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (16 * n_threads), 32 << 10, 128 << 10);
+  constexpr std::int64_t kTasksPerThread = 8;
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (kTasksPerThread * n_threads), 64 << 10, 512 << 10);
 }
 
-// Rows a task computes; one panel when tokens are many.
+// Rows a task computes; one panel when tokens are many, whole tiles of rows when they are few.
 inline std::int64_t rows_per_task(const quant::MatrixView& w, std::int64_t n_tokens,
                                   std::int64_t bytes) noexcept {
   if (n_tokens >= 64) return 32;
-  const std::int64_t row = static_cast<std::int64_t>(w.bytes()) / std::max<std::int64_t>(w.rows, 1);
-  return std::max<std::int64_t>(bytes / std::max<std::int64_t>(row, 1) / 32 * 32, 32);
+  const std::int64_t row = std::max<std::int64_t>(static_cast<std::int64_t>(w.bytes()) / std::max<std::int64_t>(w.rows, 1), 1);
+  const std::int64_t tile = n_tokens > 1 ? 32 : 16;
+  return std::max<std::int64_t>((bytes / row + tile / 2) / tile * tile, tile);
 }
 
 inline MatMulFn kernel_for(const KernelTable& k, const quant::MatrixView& w, Precision p) noexcept {

@@ -7,9 +7,8 @@
 namespace moeflux::backend::cpu {
 namespace {
 
-// Inner columns of a task of the first half: whole groups of the last matrix, so that each is one task's own; few where only
-// a row or two are computed, for an even end.
-constexpr std::int64_t kFewInner = 64, kManyInner = 128;
+// Inner columns of a task of the first half: whole groups of the last matrix, so that each is one task's own.
+constexpr std::int64_t kInnerPerTask = 128;
 
 struct Work {
   const ExpertWork* w = nullptr;
@@ -21,7 +20,6 @@ struct Work {
 struct Plan {
   const ExpertFfn& op;
   std::int64_t cols = 0, inner = 0, total = 0;
-  std::int64_t inner_per_task = kFewInner;
   bool need_in[kGroupSizes] = {}, need_mid[kGroupSizes] = {}, need_f32 = false;
   std::span<Work> works = {};
   QuantizedBuffer mid[kGroupSizes] = {};
@@ -47,7 +45,6 @@ void count(Plan& p, const KernelTable& k) noexcept {
       else
         p.need_f32 = true;
     if (is_fast(w.m.down, p.op.precision)) p.need_mid[group_slot(w.m.down)] = true;
-    if (n > 2 || w.m.down.format.group > kFewInner) p.inner_per_task = kManyInner;
   }
 }
 
@@ -190,12 +187,12 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
     pool_.run(n, gather_work);
   }
 
-  const std::int64_t slices = (p.inner + p.inner_per_task - 1) / p.inner_per_task;
+  const std::int64_t slices = (p.inner + kInnerPerTask - 1) / kInnerPerTask;
   pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
     const Work& w = p.works[static_cast<std::size_t>(i / slices)];
-    const std::int64_t c0 = i % slices * p.inner_per_task;
+    const std::int64_t c0 = i % slices * kInnerPerTask;
     if (w.n > 0)
-      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + p.inner_per_task),
+      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + kInnerPerTask),
                   s.workers[static_cast<std::size_t>(worker)].get(0));
   });
 

@@ -43,7 +43,9 @@ struct DenseScratch {
   DenseScratch(Arena& arena, std::int64_t n_tokens, std::int64_t hidden_dim);
 };
 struct MoeTensorScratch {
-  TensorView logits, ids, weights, rows, shared, shared_gate;
+  TensorView logits, ids, weights;
+  TensorView all_rows;  // [T * k (+ T), D]: `rows`, then `shared`
+  TensorView rows, shared, shared_gate;
   MoeTensorScratch(Arena& arena, const MoeSpec& spec, std::int64_t n_tokens, std::int64_t hidden_dim);
 };
 struct PredictScratch {

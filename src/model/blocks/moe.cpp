@@ -40,9 +40,9 @@ ExpertWork work_of(const MoeScratch& m, ExpertIdx e, const store::ExpertView& vi
   return {FfnMatrices{view.gate, view.up, view.down, view.gate_bias, view.up_bias, view.down_bias}, std::span(m.rows).subspan(first, n), std::span(m.order).subspan(first, n)};
 }
 
-// Computes one lease: whatever is ready goes out as one op; when nothing is, waits for one.
+// Computes one lease: whatever is ready goes out as one op, together with `also` in the first; when nothing is, waits for one.
 void run_lease(Context& c, const MoeSpec& spec, store::ExpertLease& lease, std::span<const ExpertIdx> experts, const TensorView& x,
-               const TensorView& rows) {
+               const TensorView& rows, const ExpertWork* also) {
   MoeScratch& m = c.moe;
   m.pending.resize(experts.size());
   std::iota(m.pending.begin(), m.pending.end(), std::size_t{0});
@@ -50,6 +50,8 @@ void run_lease(Context& c, const MoeSpec& spec, store::ExpertLease& lease, std::
   for (std::size_t i : m.pending) c.counters.hits += lease.ready(i) ? 1 : 0;
   while (!m.pending.empty()) {
     m.works.clear();
+    if (also != nullptr) m.works.push_back(*also);
+    also = nullptr;
     std::size_t kept = 0;
     for (std::size_t i : m.pending) {
       if (lease.ready(i))
@@ -68,11 +70,22 @@ void run_lease(Context& c, const MoeSpec& spec, store::ExpertLease& lease, std::
   }
 }
 
+// The shared expert as one more that all tokens have chosen; its rows stand behind those of the others.
+ExpertWork shared_work(Context& c, const MoeSpec& spec, const MoeWeights& w, std::int64_t n_tokens) {
+  const auto rows = all_rows(c.moe, n_tokens * (spec.top_k + 1));
+  const auto n = static_cast<std::size_t>(n_tokens);
+  return {FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows.first(n), rows.last(n)};
+}
+
+// The shared expert goes along with the others in one op where nothing has to be waited for and it is made like them.
+bool shared_goes_along(const Context& c, const MoeSpec& spec) {
+  return spec.shared_dim > 0 && spec.shared_dim == spec.inner_dim && spec.glu == backend::GluKind::Silu && c.experts.resident();
+}
+
 void run_shared(Context& c, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
-  if (spec.shared_dim > 0) {
-    const auto rows = all_rows(c.moe, x.dim(0));
-    const ExpertWork work{FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}}, rows, rows};
-    c.run(backend::ExpertFfn{x, {&work, 1}, s.shared, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
+  if (spec.shared_dim > 0 && !shared_goes_along(c, spec)) {
+    const ExpertWork work = shared_work(c, spec, w, x.dim(0));
+    c.run(backend::ExpertFfn{x, {&work, 1}, s.all_rows, backend::GluKind::Silu, 0.0f, 0.0f, c.precision});
   }
   if (spec.shared_gate) c.matmul(x, w.shared_gate, s.shared_gate, Precision::Exact);
 }
@@ -118,7 +131,9 @@ void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeigh
     const std::size_t after = at + now.size();
     store::ExpertLease next;
     if (after < all.size()) next = c.experts.try_acquire(layer, part(after));
-    run_lease(c, spec, lease, now, x, s.rows);
+    const bool along = at == 0 && shared_goes_along(c, spec);
+    const ExpertWork shared = along ? shared_work(c, spec, w, x.dim(0)) : ExpertWork{};
+    run_lease(c, spec, lease, now, x, s.all_rows, along ? &shared : nullptr);
     c.backend.synchronize(c.stream);  // the lease may go only when its experts were used
     lease = store::ExpertLease{};
     if (after < all.size() && !next) next = c.experts.acquire(layer, part(after));
@@ -180,8 +195,12 @@ std::span<const std::int32_t> all_rows(MoeScratch& s, std::int64_t n) {
 }
 
 MoeTensorScratch::MoeTensorScratch(Arena& a, const MoeSpec& s, std::int64_t n, std::int64_t d)
-    : logits(a.f32({n, s.n_experts})), ids(a.i32({n, s.top_k})), weights(a.f32({n, s.top_k})), rows(a.f32({n * s.top_k, d})) {
-  if (s.shared_dim > 0) shared = a.f32({n, d});
+    : logits(a.f32({n, s.n_experts})),
+      ids(a.i32({n, s.top_k})),
+      weights(a.f32({n, s.top_k})),
+      all_rows(a.f32({n * (s.top_k + (s.shared_dim > 0 ? 1 : 0)), d})),
+      rows(all_rows.slice(0, n * s.top_k)) {
+  if (s.shared_dim > 0) shared = all_rows.slice(n * s.top_k, n);
   if (s.shared_gate) shared_gate = a.f32({n, 1});
 }
 

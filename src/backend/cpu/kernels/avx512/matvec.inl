@@ -1,4 +1,4 @@
-// fast matmul for one token: 16 rows at a time, all of a group's products summed to one integer per row and
+// fast matmul for one or two tokens, any format: 16 rows at a time, all of a group's products summed to one integer per row and
 // lane.
 
 namespace {
@@ -14,6 +14,15 @@ MOEFLUX_MATH __m512i add_across4(__m512i a, __m512i b, __m512i c, __m512i d) noe
   const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
   return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+// The same for sums of eight products of 4-bit codes: two of them fit into 16 bits (2 * 8 * 15 * 127 < 32768), so packing and
+// adding neighbours does it in six instructions.
+MOEFLUX_MATH __m512i add_across4_small(__m512i a, __m512i b, __m512i c, __m512i d) noexcept {
+  const __m512i one = _mm512_set1_epi16(1);
+  const __m512i ab = _mm512_madd_epi16(_mm512_packs_epi32(a, b), one);
+  const __m512i cd = _mm512_madd_epi16(_mm512_packs_epi32(c, d), one);
+  return _mm512_madd_epi16(_mm512_packs_epi32(ab, cd), one);
 }
 
 // q[i]: rows 4i .. 4i + 3, one quarter per quarter of the unit. Out: one register of 16 rows per group of
@@ -190,18 +199,6 @@ void matvec_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
       }
       store_rows(b, t, r, row_end - r, acc);
     }
-  }
-}
-
-template <int Slot>
-void matvec_fast(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
-  switch (b.w.format.group) {
-    case 32:
-      return matvec_rows<Slot, 32>(b, row_begin, row_end);
-    case 64:
-      return matvec_rows<Slot, 64>(b, row_begin, row_end);
-    default:
-      return matvec_rows<Slot, 128>(b, row_begin, row_end);
   }
 }
 

@@ -97,22 +97,22 @@ MOEFLUX_MATH void load_tile_f32(const std::byte* p, std::uint64_t row_bytes, con
   }
 }
 
-// e8m0 bytes as quant::e8m0_half_to_f32.
+// The lowest byte of every lane, an e8m0, as quant::e8m0_half_to_f32.
+MOEFLUX_MATH __m512 e8m0_scales(__m512i bytes) noexcept {
+  const __m512i one = _mm512_set1_epi32(1), u = _mm512_and_si512(bytes, _mm512_set1_epi32(255));
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(u, one), 23);
+  const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), u);
+  return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmple_epu32_mask(u, one), normal, small));
+}
+
 MOEFLUX_MATH void load_tile_e8m0(const std::byte* p, std::uint64_t row_bytes, const TileRows& rows, int n,
                                  float* out, int stride) noexcept {
   const auto mask = static_cast<__mmask64>((std::uint64_t{1} << n) - 1);
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi8(mask, p + rows.offset[i] * row_bytes);
   transpose16(r);
-  const __m512i one = _mm512_set1_epi32(1);
-  for (int g = 0; g < n; ++g) {
-    const __m512i u =
-        _mm512_and_si512(_mm512_srl_epi32(r[g / 4], _mm_cvtsi32_si128(8 * (g % 4))), _mm512_set1_epi32(255));
-    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(u, one), 23);
-    const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), u);
-    _mm512_store_si512(out + g * stride,
-                       _mm512_mask_blend_epi32(_mm512_cmple_epu32_mask(u, one), normal, small));
-  }
+  for (int g = 0; g < n; ++g)
+    _mm512_store_ps(out + g * stride, e8m0_scales(_mm512_srl_epi32(r[g / 4], _mm_cvtsi32_si128(8 * (g % 4)))));
 }
 
 template <int Slot>
