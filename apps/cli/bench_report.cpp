@@ -61,6 +61,7 @@ Json device_json(const BenchResult& r) {
   const DeviceSplit& d = r.split.device;
   return {{"vram_bytes", d.vram_bytes},
           {"vram_least_bytes", d.least_bytes},
+          {"ram_least_bytes", r.split.least_bytes},
           {"fixed_bytes", d.fixed_bytes()},
           {"slot_bytes", d.slot_bytes},
           {"device_slots", d.n_slots},

@@ -221,7 +221,7 @@ store::ExpertLease run_missed(Context& c, const MoeSite& site, std::span<const s
   report_visit(c, site.layer, 1);
   store::ExpertLease lease = c.experts.acquire_at_rest(site.layer, c.moe.wanted);
   run_shared(c, *site.spec, *site.weights, site.x, site.scratch);
-  run_lease(c, *site.spec, lease, c.moe.wanted, site.x, site.scratch.rows);
+  run_lease(c, *site.spec, lease, c.moe.wanted, site.x, site.scratch.all_rows, nullptr);
   return lease;
 }
 
