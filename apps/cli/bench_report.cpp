@@ -33,6 +33,45 @@ std::string experts_text(const BenchResult& r, const PhaseTotals& t) {
   return text + fmt::format(", stalled {:.3f} s of {:.3f} s", t.stall_seconds(), t.seconds());
 }
 
+std::string tiers_text(const BenchResult& r, const PhaseTotals& t, double memory_bytes, double reached) {
+  const double n = static_cast<double>(t.device_hits + t.host_hits + t.disk_misses);
+  std::string text = fmt::format("on the device {:.1f} %, in main memory {:.1f} %, on disk {:.1f} %; a token copies {} to the device and {} back, reads {} from disk",
+                                 100 * share(static_cast<double>(t.device_hits), n), 100 * share(static_cast<double>(t.host_hits), n),
+                                 100 * share(static_cast<double>(t.disk_misses), n), bytes_text(t.per_token(t.bytes_to_device)),
+                                 bytes_text(t.per_token(t.bytes_to_host)), bytes_text(t.bytes_per_token()));
+  if (const double bound = r.tier_bound(t, memory_bytes); bound > 0)
+    text += fmt::format("; {}/s of the link's {}/s, {:.0f} % of the {:.1f} tok/s that link, disk and device memory allow", bytes_text(t.rate(t.bytes_to_device)),
+                        bytes_text(r.gpu.to_device_bytes_per_second), 100 * share(reached, bound), bound);
+  return text + fmt::format("; stalled {:.3f} s of {:.3f} s", t.stall_seconds(), t.seconds());
+}
+
+Json tiers_json(const BenchResult& r, const PhaseTotals& t, double memory_bytes, double reached) {
+  const double bound = r.tier_bound(t, memory_bytes);
+  return {{"device_hits", t.device_hits},
+          {"host_hits", t.host_hits},
+          {"disk_misses", t.disk_misses},
+          {"bytes_to_device_per_token", t.per_token(t.bytes_to_device)},
+          {"bytes_to_host_per_token", t.per_token(t.bytes_to_host)},
+          {"bytes_to_device_per_second", t.rate(t.bytes_to_device)},
+          {"bound_tokens_per_second", bound},
+          {"share_of_bound", share(reached, bound)}};
+}
+
+Json device_json(const BenchResult& r) {
+  const DeviceSplit& d = r.split.device;
+  return {{"vram_bytes", d.vram_bytes},
+          {"vram_least_bytes", d.least_bytes},
+          {"ram_least_bytes", r.split.least_bytes},
+          {"fixed_bytes", d.fixed_bytes()},
+          {"slot_bytes", d.slot_bytes},
+          {"device_slots", d.n_slots},
+          {"spare_slots", d.n_spare},
+          {"host_slots", r.split.n_slots},
+          {"link_to_device_bytes_per_second", r.gpu.to_device_bytes_per_second},
+          {"link_to_host_bytes_per_second", r.gpu.to_host_bytes_per_second},
+          {"memory_bytes_per_second", r.gpu.memory_bytes_per_second}};
+}
+
 std::string prefetch_text(const SessionStats& s) {
   std::string text = fmt::format("recall {:.1f} %, precision {:.1f} % ({} read ahead, {} used, {} evicted unused), {} steps with it, {} without",
                                  s.prefetch_recall() * 100, s.prefetch_precision() * 100, s.hints_issued, s.hints_used, s.hints_wasted,
@@ -90,6 +129,18 @@ void PhaseTotals::add(const SessionStats& from, const SessionStats& to, bool dec
   requests += to.expert_requests - from.expert_requests;
   hits += to.expert_hits - from.expert_hits;
   bytes_read += to.bytes_read - from.bytes_read;
+  device_hits += to.device_hits - from.device_hits;
+  host_hits += to.host_hits - from.host_hits;
+  disk_misses += to.disk_misses - from.disk_misses;
+  bytes_to_device += to.bytes_to_device - from.bytes_to_device;
+  bytes_to_host += to.bytes_to_host - from.bytes_to_host;
+}
+
+double BenchResult::tier_bound(const PhaseTotals& t, double memory_bytes) const {
+  if (gpu.to_device_bytes_per_second <= 0) return 0;
+  const double slowest = std::max({share(t.per_token(t.bytes_to_device), gpu.to_device_bytes_per_second), share(t.per_token(t.bytes_to_host), gpu.to_host_bytes_per_second),
+                                   share(t.bytes_per_token(), disk.bytes_per_second), share(memory_bytes, gpu.memory_bytes_per_second)});
+  return slowest > 0 ? 1 / slowest : 0;
 }
 
 double BenchResult::memory_rate() const { return decode.median() * token.total(); }
@@ -108,15 +159,18 @@ std::string bench_table(const BenchOptions& options, const BenchResult& r) {
   };
   const bool streamed = !r.split.all_in_memory;
   row("prefill", series_text(r.prefill, options.n_prompt));
-  if (streamed && options.n_prompt > 0) row("  experts", experts_text(r, r.prefill_totals));
+  const auto experts = [&](const PhaseTotals& t, double memory_bytes, double reached) {
+    row("  experts", r.tiered() ? tiers_text(r, t, memory_bytes, reached) : experts_text(r, t));
+  };
+  if (streamed && options.n_prompt > 0) experts(r.prefill_totals, 0, r.prefill.median());
   row("decode", series_text(r.decode, options.n_decode));
-  if (streamed && options.n_decode > 0) row("  experts", experts_text(r, r.decode_totals));
+  if (streamed && options.n_decode > 0) experts(r.decode_totals, r.token.total(), r.decode.median());
   if (!streamed) row("experts", "hit rate 100.0 %, all in memory");
   if (streamed && r.stats.prefetch_steps_on > 0) row("  prefetch", prefetch_text(r.stats));
   row("one token", fmt::format("{} (trunk {}, experts {}, cache {}, state {})", bytes_text(r.token.total()),
                                bytes_text(r.token.trunk), bytes_text(r.token.experts), bytes_text(r.token.kv),
                                bytes_text(r.token.state)));
-  if (!options.no_probe)
+  if (!options.no_probe && r.bandwidth.bytes_per_second > 0)
     row("memory",
         fmt::format("{}/s in decode, {:.1f} % of the {}/s that {} threads read", bytes_text(r.memory_rate()),
                     r.memory_share() * 100, bytes_text(r.bandwidth.bytes_per_second), r.bandwidth.n_threads));
@@ -174,12 +228,18 @@ Json bench_json(const BenchOptions& options, const BenchResult& r) {
                {"weights_share", r.weights_share()},
                {"disk_peak_bytes_per_second", r.disk.bytes_per_second},
                {"experts_in_memory", r.split.n_slots},
+               {"expert_bytes", r.split.expert_bytes},
                {"experts", r.split.n_experts},
                {"chunk_size", r.split.chunk_size},
                {"ram_bytes", r.split.ram_bytes},
                {"peak_rss_bytes", r.memory.peak_bytes},
                {"logits_hash", hash_text(r.logits_hash)}};
   if (requests == 0) json["hit_rate"] = 1;
+  if (r.tiered()) {
+    json["device"] = device_json(r);
+    json["prefill"]["tiers"] = tiers_json(r, r.prefill_totals, 0, r.prefill.median());
+    json["decode"]["tiers"] = tiers_json(r, r.decode_totals, r.token.total(), r.decode.median());
+  }
   if (!r.bound.dependent.empty()) json["bytes_only"] = bound_json(r);
   return json;
 }

@@ -41,12 +41,15 @@ struct TokenBytes {
 struct PhaseTotals {
   std::int64_t tokens = 0;
   std::uint64_t ns = 0, stall_ns = 0, requests = 0, hits = 0, bytes_read = 0;
+  std::uint64_t device_hits = 0, host_hits = 0, disk_misses = 0, bytes_to_device = 0, bytes_to_host = 0;  // of tiers
 
   void add(const SessionStats& from, const SessionStats& to, bool decode);
   double seconds() const { return static_cast<double>(ns) / 1e9; }
   double stall_seconds() const { return static_cast<double>(stall_ns) / 1e9; }
   double hit_rate() const { return requests == 0 ? 1 : static_cast<double>(hits) / static_cast<double>(requests); }
   double bytes_per_token() const { return tokens == 0 ? 0 : static_cast<double>(bytes_read) / static_cast<double>(tokens); }
+  double per_token(std::uint64_t bytes) const { return tokens == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(tokens); }
+  double rate(std::uint64_t bytes) const { return ns == 0 ? 0 : static_cast<double>(bytes) / seconds(); }
   double disk_rate() const { return ns == 0 ? 0 : static_cast<double>(bytes_read) / seconds(); }
 };
 
@@ -66,7 +69,11 @@ struct BenchResult {
   Series weights_rate;  // bytes per second of threads that only read the weights, just before and after each decode: their mean
   DiskSpeed disk;
   BytesProbe bound;
+  GpuDevice gpu;  // where experts are in tiers
 
+  bool tiered() const { return split.device.vram_bytes > 0; }
+  // tok/s that link, disk and device memory allow a phase with the bytes it moved, the slowest of them; 0: not measured.
+  double tier_bound(const PhaseTotals& totals, double memory_bytes) const;
   double memory_rate() const;  // bytes per second in decode
   double memory_share() const;
   double weights_share() const;  // of weights_rate, repetition by repetition: the median; 0 without it

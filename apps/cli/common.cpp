@@ -103,11 +103,11 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
                  "Read experts ahead by what the next router foretells; auto: while it pays; never changes a result")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
-  app.add_option("--backend", options.backend, "Where to compute; auto: a CUDA device that holds the model, else the CPU")
+  app.add_option("--backend", options.backend, "Where to compute; auto: a CUDA device that holds at least the trunk, else the CPU")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--gpu", options.gpu, "The CUDA device")->check(CLI::Range(0, 255))->capture_default_str();
-  app.add_option("--vram", options.vram, "Ceiling of device memory, for example 24GB; default: what is free")->type_name("SIZE");
+  app.add_option("--vram", options.vram, "Ceiling of device memory, for example 24GB; default: what is free. Experts that do not fit are in main memory and on disk")->type_name("SIZE");
   app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
 }
 
@@ -225,6 +225,10 @@ void note_memory(const Engine& engine) {
   const MemorySplit& m = engine.memory();
   if (m.all_in_memory) return;
   const auto text = [](std::uint64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  if (const DeviceSplit& d = m.device; d.vram_bytes > 0)
+    return note(fmt::format("device memory {}: trunk {}, session {} (chunks of {}), {} slots for experts {}, other {} | memory {}: {} slots {}, other {}",
+                            text(d.vram_bytes), text(d.trunk_bytes), text(d.session_bytes), m.chunk_size, d.n_slots, text(d.n_slots * d.slot_bytes),
+                            text(d.other_bytes), text(m.ram_bytes), m.n_slots, text(m.expert_bytes), text(m.other_bytes)));
   note(fmt::format("memory {}: trunk {}, session {} (chunks of {}), {} experts {}, other {}", text(m.ram_bytes), text(m.trunk_bytes),
                    text(m.session_bytes()), m.chunk_size, m.n_slots, text(m.expert_bytes), text(m.other_bytes)));
 }

@@ -95,6 +95,12 @@ void probe(const BenchOptions& options, BenchResult& result) {
   const ModelOptions& model = options.model;
   const IoKind io = model.io == "uring" ? IoKind::Uring : model.io == "pread" ? IoKind::Pread : IoKind::Auto;
   StatusLine line;
+  if (result.tiered()) {
+    line.show("probing the device and the disk");
+    result.gpu = probe_gpu(model.gpu);
+    if (result.stats.disk_misses > 0) result.disk = probe_disk_speed(model.model, io);
+    return;
+  }
   line.show("probing memory and disk");
   result.bandwidth = probe_memory_bandwidth(model.n_threads);
   if (result.split.all_in_memory) return;
@@ -170,7 +176,8 @@ int verb_bench(Arguments arguments) {
       "where all experts are in memory, `weights` is the same beside threads that only read them, asked around each decode.\n"
       "Where experts are streamed, `bytes only` moves the same bytes without arithmetic: once with every layer's "
       "reads\n"
-      "after its router, once with the next layer's reads under way.\n\n"
+      "after its router, once with the next layer's reads under way. Where a device holds some of them, the line says where they\n"
+      "were and what link, disk and device memory would allow.\n\n"
       "Examples:\n"
       "  moeflux bench models/demo\n"
       "  moeflux bench models/demo -p 128 -n 32 -r 3 -t 1 --json\n"

@@ -121,11 +121,16 @@ std::string disk_text(const DiskReport& disk) {
 std::string gpu_text(const GpuReport& gpus) {
   std::string text;
   for (const GpuDevice& gpu : gpus.devices) {
-    text += fmt::format("{}{}", text.empty() ? "" : "; ", gpu.name);
-    if (gpu.total_bytes > 0)
-      text += fmt::format(", {} ({} free)", bytes(gpu.total_bytes), bytes(gpu.free_bytes));
+    text += fmt::format("{}{}: {}", text.empty() ? "" : fmt::format("\n{:13}", ""), gpu.index, gpu.name.empty() ? "not usable" : gpu.name);
+    if (!gpu.capability.empty()) text += fmt::format(", capability {}", gpu.capability);
+    if (gpu.total_bytes > 0) text += fmt::format(", {} ({} free)", bytes(gpu.total_bytes), bytes(gpu.free_bytes));
+    if (gpu.memory_bytes_per_second > 0)
+      text += fmt::format("; memory {}/s, pinned memory to the device {}/s and back {}/s", bytes_text(gpu.memory_bytes_per_second),
+                          bytes_text(gpu.to_device_bytes_per_second), bytes_text(gpu.to_host_bytes_per_second));
+    if (!gpu.note.empty()) text += "; " + gpu.note;
   }
-  return text.empty() ? "none: " + gpus.note : text;
+  if (text.empty()) return "none: " + gpus.note;
+  return text + fmt::format(" (driver for CUDA {}, this build has {})", gpus.driver, gpus.runtime);
 }
 
 // What the model would take, and the speed that memory and disk allow at most.
@@ -214,9 +219,19 @@ Json diagnosis_json(const Diagnosis& d) {
   object["disk_error"] = d.disk.error;
   Json gpus = Json::array();
   for (const GpuDevice& gpu : d.gpus.devices)
-    gpus.push_back({{"name", gpu.name}, {"total_bytes", gpu.total_bytes}, {"free_bytes", gpu.free_bytes}});
+    gpus.push_back({{"name", gpu.name},
+                    {"index", gpu.index},
+                    {"capability", gpu.capability},
+                    {"total_bytes", gpu.total_bytes},
+                    {"free_bytes", gpu.free_bytes},
+                    {"memory_bytes_per_second", gpu.memory_bytes_per_second},
+                    {"to_device_bytes_per_second", gpu.to_device_bytes_per_second},
+                    {"to_host_bytes_per_second", gpu.to_host_bytes_per_second},
+                    {"note", gpu.note}});
   object["gpus"] = gpus;
   object["gpu_note"] = d.gpus.note;
+  object["cuda_driver"] = d.gpus.driver;
+  object["cuda_runtime"] = d.gpus.runtime;
   object["model"] = Json();
   if (d.model.value) {
     const ModelInfo& info = *d.model.value;

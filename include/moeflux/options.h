@@ -26,7 +26,7 @@ enum class IoKind : std::uint8_t { Auto, Uring, Pread };
 // it is measured to pay. Never changes a result.
 enum class Prefetch : std::uint8_t { Auto, On, Off };
 
-// Where an engine computes. Auto: on a CUDA device where there is one that holds the model, else on the CPU.
+// Where an engine computes. Auto: on a CUDA device where there is one that holds the trunk and some experts, else on the CPU.
 enum class BackendKind : std::uint8_t { Cpu, Cuda, Auto };
 
 // How an engine is opened.
@@ -44,7 +44,9 @@ struct EngineOptions {
   Prefetch prefetch = Prefetch::Auto;
   BackendKind backend = BackendKind::Cpu;
   int gpu = 0;                  // the CUDA device
-  std::uint64_t vram_bytes = 0; // the ceiling of device memory: trunk, experts, one `planned` session. 0: what is free
+  // The ceiling of device memory: trunk, experts, one `planned` session, scratch. 0: what is free. Experts that do not fit are kept
+  // in main memory, under ram_bytes, and on disk; one too low for that is OutOfMemory and names the least that would do.
+  std::uint64_t vram_bytes = 0;
   LogSink log;            // warnings and notes; may be empty
   ProgressSink progress;  // loading; may be empty
 };

@@ -9,6 +9,17 @@
 
 namespace moeflux {
 
+// How a device's memory is divided where it does not hold all experts. Bytes.
+struct DeviceSplit {
+  std::uint64_t vram_bytes = 0;  // the ceiling; 0: no device, or all is in its memory
+  std::uint64_t trunk_bytes = 0, session_bytes = 0;
+  std::uint64_t other_bytes = 0;  // the runtime, scratch memory, a margin
+  std::uint64_t slot_bytes = 0, n_slots = 0;  // for experts
+  std::uint64_t n_spare = 0;      // slots that experts only pass through
+  std::uint64_t least_bytes = 0;  // the lowest ceiling that works
+  std::uint64_t fixed_bytes() const noexcept { return trunk_bytes + session_bytes + other_bytes; }
+};
+
 // How a memory ceiling is divided. Bytes.
 struct MemorySplit {
   std::uint64_t ram_bytes = 0;    // the ceiling
@@ -21,6 +32,8 @@ struct MemorySplit {
   std::uint64_t least_bytes = 0;  // the lowest ceiling that works
   std::int64_t ctx_size = 0, chunk_size = 0;
   bool all_in_memory = false;
+  DeviceSplit device;             // trunk and session are in its memory, not in this, where there is one
+  std::uint64_t n_staging = 0;    // with a device: experts on their way from disk, counted in other_bytes
 
   std::uint64_t session_bytes() const noexcept { return kv_bytes + state_bytes + activation_bytes; }
   std::uint64_t fixed_bytes() const noexcept { return trunk_bytes + session_bytes() + other_bytes; }

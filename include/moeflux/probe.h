@@ -116,12 +116,21 @@ DiskReport probe_disk(const std::filesystem::path& path, const ProgressSink& pro
 
 struct GpuDevice {
   std::string name;
+  int index = 0;
+  std::string capability;                         // "9.0"
   std::uint64_t total_bytes = 0, free_bytes = 0;  // of its memory; 0: unknown
+  // Bytes per second: reading its memory, and copies of pinned main memory, one direction at a time. 0: not measured.
+  double memory_bytes_per_second = 0, to_device_bytes_per_second = 0, to_host_bytes_per_second = 0;
+  std::string note;  // why an engine cannot use it, or why nothing was measured; may be empty
 };
 struct GpuReport {
-  std::vector<GpuDevice> devices;  // that an engine can use
-  std::string note;                // why there are none
+  std::vector<GpuDevice> devices;
+  std::string driver, runtime;  // versions of CUDA: what the driver offers, what this build needs; empty without a device
+  std::string note;             // why there are none
 };
-GpuReport probe_gpus();
+// With rates: measures each for some tenths of a second.
+GpuReport probe_gpus(bool rates = true);
+// One device; all zero where it cannot be measured.
+GpuDevice probe_gpu(int index, bool rates = true);
 
 }  // namespace moeflux

@@ -7,6 +7,8 @@
 #include <string>
 
 #include "backend/ops.h"
+#include "backend/units.h"
+#include "core/async_copier.h"
 #include "core/buffer.h"
 
 namespace moeflux::backend {
@@ -30,6 +32,10 @@ class Backend {
   virtual Copier& copier() noexcept = 0;
   virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
 
+  // Copies between pinned_allocator()'s memory and allocator()'s beside what streams compute; null where both are the same
+  // memory. The backend outlives it.
+  virtual std::unique_ptr<AsyncCopier> make_async_copier() { return nullptr; }
+
   // Whether run_routed() may be called; else the caller reads the router's choice and runs ExpertFfn.
   virtual bool routes_on_device() const noexcept { return false; }
   virtual void run_routed(Stream&, const RoutedFfn&) {}
@@ -40,6 +46,9 @@ class Backend {
   // where one of them was not reached. `tokens` stay valid until then.
   virtual bool begin_step(Stream&, std::span<const std::int32_t> /*tokens*/, std::int64_t /*pos0*/, bool /*repeatable*/) { return false; }
   virtual void end_step(Stream&, bool /*complete*/) {}
+
+  // Steps in units, where the backend can record them; else null. The backend owns it.
+  virtual UnitRunner* units() noexcept { return nullptr; }
 
   // Checks shapes (throws Internal: a bug of the caller), then queues the op.
   template <class Op>

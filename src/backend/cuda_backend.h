@@ -22,12 +22,23 @@ struct CudaDeviceInfo {
   int n_processors = 0;
   int capability = 0;  // 90 for 9.0
   std::size_t free_bytes = 0, total_bytes = 0;
+  int driver = 0, runtime = 0;  // versions of CUDA: 12040 for 12.4
+};
+
+// Bytes per second, the best of several tries.
+struct CudaRates {
+  double memory = 0;               // reading device memory
+  double to_device = 0, to_host = 0;  // copies of pinned memory, one direction at a time
 };
 
 // 0 where this build, this machine or its driver has no CUDA.
 int count_cuda_devices() noexcept;
 // Unsupported or Internal as make_cuda_backend.
 CudaDeviceInfo cuda_device_info(int device);
+
+// Takes some tenths of a second, half a gigabyte of device memory and an eighth of pinned memory while it runs. Throws as
+// make_cuda_backend.
+CudaRates probe_cuda_rates(int device);
 
 // Ops are queued on the stream of a session; results equal the CPU backend's bit for bit. Memory of allocator() belongs to
 // the device; host code reaches it by copier() alone. Throws Unsupported where this build or this machine has no CUDA or

@@ -6,15 +6,14 @@
 #include "backend/cuda_backend.h"
 #include "core/error.h"
 #include "core/units.h"
+#include "engine/tier_setup.h"
+#include "io/machine.h"
 #include "model/planner.h"
 #include "session/session.h"
 #include "store/resident_store.h"
 
 namespace moeflux::engine {
 namespace {
-
-// What the planner does not name: the runtime's own memory, fragments of allocations, scratch that grows with the routing.
-constexpr std::uint64_t kDeviceMargin = 512u << 20;
 
 struct DeviceNeed {
   model::MemoryPlan plan;
@@ -24,45 +23,25 @@ struct DeviceNeed {
   bool fits() const noexcept { return needed() <= available; }
 };
 
+std::uint64_t available_bytes(const EngineOptions& options) {
+  const std::uint64_t free = backend::cuda_device_info(options.gpu).free_bytes;
+  return options.vram_bytes == 0 ? free : std::min(options.vram_bytes, free);
+}
+
 // The whole model in device memory, beside what the planned session needs.
-DeviceNeed device_need(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding) {
+DeviceNeed device_need(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::uint64_t available) {
   DeviceNeed need;
   const auto [ctx, chunk] = session::session_sizes(options.planned, spec.max_context, backend::kCudaChunk);
   need.ctx = ctx;
   need.chunk = chunk;
   need.plan = model::plan_memory(spec, binding, ctx, chunk, options.planned.kv);
-  const std::uint64_t free = backend::cuda_device_info(options.gpu).free_bytes;
-  need.available = options.vram_bytes == 0 ? free : std::min(options.vram_bytes, free);
+  need.available = available;
   return need;
 }
 
-std::string too_small(const DeviceNeed& need) {
-  return fmt::format("the model needs {} of device memory, {} are there", format_bytes(need.needed()), format_bytes(need.available));
-}
-
-}  // namespace
-
-BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory) {
-  const auto cpu = [&](std::string note) {
-    return BackendSetup{backend::make_cpu_backend({options.n_threads, options.isa, &host_memory}), false, std::move(note)};
-  };
-  if (options.backend == BackendKind::Cpu) return cpu("");
-  if (options.backend == BackendKind::Auto) {
-    if (options.gpu >= backend::count_cuda_devices()) return cpu("no CUDA device: computing on the CPU");
-    const DeviceNeed need = device_need(options, spec, binding);
-    if (!need.fits()) return cpu(too_small(need) + ": computing on the CPU");
-  }
-  BackendSetup out{backend::make_cuda_backend({options.gpu}), true, ""};
-  const DeviceNeed need = device_need(options, spec, binding);
-  if (!need.fits()) fail(ErrorCode::OutOfMemory, "{}", too_small(need));
-  return out;
-}
-
-ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
-                                const format::ModelFolder& folder, backend::Backend& backend) {
-  const DeviceNeed need = device_need(options, spec, binding);
-  ExpertSetup setup;
-  MemorySplit& m = setup.memory;
+// The split where all is in device memory, which is all it speaks of.
+MemorySplit resident_split(const DeviceNeed& need, const model::Binding& binding) {
+  MemorySplit m;
   m.ram_bytes = m.least_bytes = need.needed();
   m.trunk_bytes = need.plan.trunk;
   m.kv_bytes = need.plan.kv;
@@ -75,9 +54,52 @@ ExpertSetup make_device_experts(const EngineOptions& options, const model::Model
   m.ctx_size = need.ctx;
   m.chunk_size = need.chunk;
   m.all_in_memory = true;
-  setup.store = std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress);
-  setup.description = fmt::format("all {} experts in device memory", m.n_experts);
-  return setup;
+  return m;
+}
+
+}  // namespace
+
+BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory) {
+  const auto cpu = [&](std::string note) {
+    return BackendSetup{backend::make_cpu_backend({options.n_threads, options.isa, &host_memory}), false, 0, std::move(note)};
+  };
+  if (options.backend == BackendKind::Cpu) return cpu("");
+  if (options.backend == BackendKind::Auto && options.gpu >= backend::count_cuda_devices()) return cpu("no CUDA device: computing on the CPU");
+  BackendSetup out{nullptr, true, 0, ""};
+  try {
+    out.backend = backend::make_cuda_backend({options.gpu});
+  } catch (const Error& e) {
+    if (options.backend == BackendKind::Auto && e.code() == ErrorCode::Unsupported) return cpu(e.what());
+    throw;
+  }
+  out.device_bytes = available_bytes(options);
+  if (device_need(options, spec, binding, out.device_bytes).fits()) return out;
+  const MemorySplit split = split_tiers(options, spec, binding, out.device_bytes, io::process_memory().resident);
+  if (options.backend == BackendKind::Auto && split.device.vram_bytes < split.device.least_bytes)
+    return cpu(fmt::format("{} of device memory, at least {} are needed: computing on the CPU", format_bytes(split.device.vram_bytes),
+                           format_bytes(split.device.least_bytes)));
+  require_enough_tiers(split);
+  return out;
+}
+
+ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
+                                const format::ModelFolder& folder, backend::Backend& backend, std::uint64_t device_bytes) {
+  DeviceNeed need = device_need(options, spec, binding, device_bytes);
+  const MemorySplit split = split_tiers(options, spec, binding, device_bytes, io::process_memory().resident);
+  if (!need.fits()) {  // perhaps with smaller chunks
+    EngineOptions smaller = options;
+    smaller.planned.chunk_size = split.chunk_size;
+    need = device_need(smaller, spec, binding, device_bytes);
+  }
+  if (need.fits()) {
+    ExpertSetup setup;
+    setup.memory = resident_split(need, binding);
+    setup.store = std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress);
+    setup.description = fmt::format("all {} experts in device memory", setup.memory.n_experts);
+    return setup;
+  }
+  require_enough_tiers(split);
+  return make_tiered_experts(options, binding, folder, split, {backend.allocator(), backend.pinned_allocator(), backend.make_async_copier()});
 }
 
 }  // namespace moeflux::engine

@@ -18,15 +18,17 @@ namespace moeflux::engine {
 struct BackendSetup {
   std::unique_ptr<backend::Backend> backend;
   bool on_device = false;
+  std::uint64_t device_bytes = 0;  // of its memory that may be taken, measured before anything was
   std::string note;  // why Auto chose the CPU; may be empty
 };
 
-// Auto takes a device when the whole model fits into its memory. Cuda throws where it cannot: Unsupported without a device
-// or driver, OutOfMemory naming what is needed and what there is. A CPU backend uses `host_memory`, which outlives it.
+// Auto takes a device when its memory holds at least the trunk, a session and one token's experts. Cuda throws where it cannot:
+// Unsupported without a device or driver, OutOfMemory naming what is needed and what there is. A CPU backend uses `host_memory`,
+// which outlives it.
 BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory);
 
-// All experts in the device's memory, and how that is divided.
+// All experts in the device's memory where they fit into device_bytes, else in tiers.
 ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
-                                const format::ModelFolder& folder, backend::Backend& backend);
+                                const format::ModelFolder& folder, backend::Backend& backend, std::uint64_t device_bytes);
 
 }  // namespace moeflux::engine

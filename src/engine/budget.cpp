@@ -17,19 +17,11 @@
 namespace moeflux::engine {
 namespace {
 
-// What no plan names: heap fragmentation, thread stacks, the reader's tables.
-constexpr std::uint64_t kMargin = 32u << 20;
 // Chunks to choose from. Beyond the largest every expert has tokens enough; below the least a prompt is hardly more than
 // a series of single steps.
 constexpr std::array<std::int64_t, 7> kChunks = {2048, 1024, 512, 256, 128, 64, 32};
 // The part of the ceiling that a chunk's activations may take: slots for experts are worth more beyond it.
 constexpr double kChunkShare = 0.08;
-
-std::size_t n_experts(const model::Binding& binding) {
-  std::size_t n = 0;
-  for (const store::ExpertLayer& l : binding.experts.layers) n += static_cast<std::size_t>(l.n_experts);
-  return n;
-}
 
 // The chunk that options leave open.
 std::int64_t choose_chunk(const model::ModelSpec& spec, const model::Binding& binding, std::int64_t ctx, KvType kv, std::uint64_t ram) {
@@ -49,6 +41,12 @@ std::size_t most_top_k(const model::ModelSpec& spec) {
   return static_cast<std::size_t>(most);
 }
 
+std::size_t count_experts(const model::Binding& binding) {
+  std::size_t n = 0;
+  for (const store::ExpertLayer& l : binding.experts.layers) n += static_cast<std::size_t>(l.n_experts);
+  return n;
+}
+
 std::uint64_t memory_ceiling(const EngineOptions& options) { return options.ram_bytes != 0 ? options.ram_bytes : default_ram_bytes(); }
 
 MemorySplit split_memory(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::uint64_t other_bytes) {
@@ -62,8 +60,8 @@ MemorySplit split_memory(const EngineOptions& options, const model::ModelSpec& s
   s.kv_bytes = plan.kv;
   s.state_bytes = plan.recurrent;
   s.activation_bytes = plan.activations + plan.scratch + plan.logits;
-  s.other_bytes = add_or_fail(other_bytes, kMargin, "memory");
-  s.n_experts = n_experts(binding);
+  s.other_bytes = add_or_fail(other_bytes, kHostMargin, "memory");
+  s.n_experts = count_experts(binding);
   s.slot_bytes = s.n_experts == 0 ? 0 : store::StreamingStore::slot_bytes(binding.experts);
   const std::size_t top_k = s.n_experts == 0 ? 0 : most_top_k(spec);
   s.least_bytes = add_or_fail(s.fixed_bytes(), mul_or_fail<std::uint64_t>(top_k, s.slot_bytes, "memory"), "memory");
@@ -88,6 +86,11 @@ void require_enough(const MemorySplit& s) {
 }
 
 std::string describe(const MemorySplit& s) {
+  if (const DeviceSplit& d = s.device; d.vram_bytes > 0)
+    return fmt::format("device {}: trunk {}, session {} (ctx {}, chunk {}), {} slots for experts {}, other {}; main memory {}: {} slots {}, other {}",
+                       format_bytes(d.vram_bytes), format_bytes(d.trunk_bytes), format_bytes(d.session_bytes), s.ctx_size, s.chunk_size, d.n_slots,
+                       format_bytes(d.n_slots * d.slot_bytes), format_bytes(d.other_bytes), format_bytes(s.ram_bytes), s.n_slots, format_bytes(s.expert_bytes),
+                       format_bytes(s.other_bytes));
   return fmt::format("{}: trunk {}, session {} (ctx {}, chunk {}), {} of {} experts {}, other {}", format_bytes(s.ram_bytes), format_bytes(s.trunk_bytes),
                      format_bytes(s.session_bytes()), s.ctx_size, s.chunk_size, s.n_slots, s.n_experts, format_bytes(s.expert_bytes),
                      format_bytes(s.other_bytes));

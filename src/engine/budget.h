@@ -27,7 +27,11 @@ void require_enough(const MemorySplit& split);
 // "4.9 GB: trunk 1.2 GB, session 0.1 GB (ctx 576, chunk 512), 1848 of 10240 experts 3.3 GB, other 0.1 GB".
 std::string describe(const MemorySplit& split);
 
-// The largest top-k of any layer.
+// The largest top-k of any layer, and all experts.
 std::size_t most_top_k(const model::ModelSpec& spec);
+std::size_t count_experts(const model::Binding& binding);
+
+// What no plan names of main memory: heap fragmentation, thread stacks, the reader's tables.
+inline constexpr std::uint64_t kHostMargin = 32u << 20;
 
 }  // namespace moeflux::engine

@@ -40,6 +40,7 @@ class RoutingFiles final : public model::RoutingHook {
 
   void begin_pass(std::int64_t pos0, std::int64_t n_tokens) override;
   bool routed(LayerIdx layer, std::int64_t n_experts, std::int64_t top_k, std::span<std::int32_t> ids) override;
+  Kind kind() const noexcept override { return replay_ ? Kind::Foretells : Kind::Looks; }
   void end_pass(bool decode) override;
   // The trace appears under its name. Throws Io.
   void finish();

@@ -44,6 +44,8 @@ struct MoeScratch {
   Prediction prediction;
 };
 
+struct UnitPlan;
+
 // One forward pass of one session. Blocks run ops through it.
 struct Context {
   backend::Backend& backend;
@@ -56,6 +58,7 @@ struct Context {
   bool prefetch = false;           // foretell the next layer's experts
   RoutingHook* routing = nullptr;  // may be null
   std::vector<LayerReads>* reads = nullptr;  // of single tokens; may be null
+  UnitPlan* units = nullptr;       // of a step in units; may be null
 
   template <class Op>
   void run(const Op& op) {

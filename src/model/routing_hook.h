@@ -19,6 +19,10 @@ class RoutingHook {
   // ids: [n_tokens, top_k], experts of a layer in rank order. True: they were replaced (by distinct ones in each row);
   // the router's weights stay.
   virtual bool routed(LayerIdx layer, std::int64_t n_experts, std::int64_t top_k, std::span<std::int32_t> ids) = 0;
+  // What routed() does. Looks: nothing but look. Foretells: replaces ids whatever they are, so it may be called before the router
+  // has spoken, layers in their order. Replaces: neither.
+  enum class Kind : std::uint8_t { Looks, Foretells, Replaces };
+  virtual Kind kind() const noexcept { return Kind::Replaces; }
   // The pass is done and its positions are committed. `decode`: it was a step of one token.
   virtual void end_pass(bool decode) = 0;
 };

@@ -41,11 +41,14 @@ Session::Session(const Parts& parts, const SessionOptions& options, SessionSizes
       stream_(parts.backend.create_stream()),
       state_(parts.model.spec(), ctx_, options.kv, parts.backend.allocator(), parts.backend.copier()),
       arena_(parts.backend.allocator().allocate(model::activation_bytes(parts.model.spec(), chunk_), 64)),
-      governor_(parts.prefetch, !parts.experts.resident()),
+      // Steps in units ask no router ahead of time.
+      governor_(UnitStep::possible(parts.model.spec(), parts.experts, parts.backend, parts.routing) ? Prefetch::Off : parts.prefetch, !parts.experts.resident()),
       record_reads_(options.record_reads),
       logits_device_(parts.backend.allocator().allocate(static_cast<std::size_t>(model::kLogitRows * parts.model.spec().vocab_size) * 4, 64)),
       logits_host_(parts.backend.copier().host_view(logits_device_.data()) != nullptr ? Buffer() : parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),
       repeatable_(routed_on_device()) {
+  if (UnitStep::possible(parts.model.spec(), parts.experts, parts.backend, parts.routing))
+    units_ = std::make_unique<UnitStep>(parts.model.spec(), parts.experts, parts.backend, *stream_, parts.routing);
   history_.reserve(static_cast<std::size_t>(ctx_));
   chunk_tokens_.reserve(static_cast<std::size_t>(chunk_));
 }
@@ -104,6 +107,16 @@ void Session::evaluate(std::span<const TokenId> tokens, const EvaluateOptions& o
   count(static_cast<std::int64_t>(tokens.size()), one_by_one, start);
 }
 
+// The model's ops over the chunk, and the logits that are wanted.
+void Session::run_ops(model::Context& c, bool last, const EvaluateOptions& options, const model::ForwardHooks& hooks) {
+  const std::int64_t pos0 = position();
+  const TensorView hidden = parts_.model.forward(c, chunk_tokens_, pos0, state_.layers(), hooks);
+  if (options.on_logits)
+    hand_out_logits(c, hidden, pos0, options.on_logits);
+  else if (last)
+    parts_.model.logits(c, hidden.slice(hidden.dim(0) - 1, 1), view_f32(logits_device_.as<float>(), {1, parts_.model.spec().vocab_size}));
+}
+
 void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options) {
   const std::uint64_t start = now_ns();
   model::Context c{parts_.backend, *stream_, parts_.experts, arena_, moe_, counters_, parts_.precision};
@@ -129,14 +142,18 @@ void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode,
         options.on_hidden(layer, pos0 + t, row);
       }
     };
-  const bool quiet = !options.on_hidden && !options.on_logits;
-  if (!parts_.backend.begin_step(*stream_, chunk_tokens_, pos0, repeatable_ && quiet && last && tokens.size() == 1)) {
+  const bool single = !options.on_hidden && !options.on_logits && last && tokens.size() == 1;
+  if (units_ && single) {
+    c.prefetch = false;
+    struct Frame {
+      Session& self;
+      const EvaluateOptions& options;
+      const model::ForwardHooks& hooks;
+    } frame{*this, options, hooks};  // one reference, so that the function below needs no memory of its own
+    units_->run(c, chunk_tokens_, pos0, [&frame](model::Context& context) { frame.self.run_ops(context, true, frame.options, frame.hooks); }, hooks.before_layer);
+  } else if (!parts_.backend.begin_step(*stream_, chunk_tokens_, pos0, repeatable_ && single)) {
     try {
-      const TensorView hidden = parts_.model.forward(c, chunk_tokens_, pos0, state_.layers(), hooks);
-      if (options.on_logits)
-        hand_out_logits(c, hidden, pos0, options.on_logits);
-      else if (last)
-        parts_.model.logits(c, hidden.slice(hidden.dim(0) - 1, 1), view_f32(logits_device_.as<float>(), {1, parts_.model.spec().vocab_size}));
+      run_ops(c, last, options, hooks);
     } catch (...) {
       parts_.backend.end_step(*stream_, false);
       throw;
@@ -189,6 +206,11 @@ void Session::hand_out_logits(model::Context& c, const TensorView& hidden, std::
 void Session::count_prefetch() {
   const store::StoreStats s = parts_.experts.stats();
   stats_.bytes_read = s.bytes_read;
+  stats_.device_hits = s.hits;
+  stats_.host_hits = s.host_hits;
+  stats_.disk_misses = s.requests - s.hits - s.host_hits;
+  stats_.bytes_to_device = s.bytes_to_device;
+  stats_.bytes_to_host = s.bytes_to_host;
   stats_.hints_issued = s.hints_issued;
   stats_.hints_used = s.hints_used;
   stats_.hints_wasted = s.hints_wasted;

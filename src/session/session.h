@@ -15,6 +15,7 @@
 #include "model/model.h"
 #include "session/prefetch_governor.h"
 #include "session/sequence_state.h"
+#include "session/unit_step.h"
 #include "store/expert_store.h"
 
 namespace moeflux::session {
@@ -64,6 +65,7 @@ class Session {
   Session(const Parts& parts, const SessionOptions& options, SessionSizes sizes);
   std::size_t n_logits() const noexcept { return static_cast<std::size_t>(parts_.model.spec().vocab_size); }
   void check_tokens(std::span<const TokenId> tokens) const;
+  void run_ops(model::Context& c, bool last, const EvaluateOptions& options, const model::ForwardHooks& hooks);
   void run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options);
   void hand_out_logits(model::Context& c, const TensorView& hidden, std::int64_t pos0, const LogitsSink& sink);
   void fetch_logits(std::int64_t row);
@@ -86,6 +88,7 @@ class Session {
   Buffer logits_host_;               // host memory that copies fast; empty where the host reads the device's in place
   const float* logits_ = nullptr;    // the last row that was fetched
   bool repeatable_ = false;  // a step of one token is the same ops every time
+  std::unique_ptr<UnitStep> units_;  // where experts are in tiers and the backend records units; may be null
   bool has_logits_ = false;
   bool broken_ = false;
   std::vector<TokenId> history_;

@@ -57,15 +57,25 @@ class ExpertLease {
 // Counters since the store was made. Requests count experts, not bytes.
 struct StoreStats {
   std::uint64_t requests = 0;
-  std::uint64_t hits = 0;
+  std::uint64_t hits = 0;  // where they are computed
   std::uint64_t bytes_read = 0;  // by acquire and hint; loading at start is not counted
   // Experts read on a hint; of them asked for later, and evicted before anybody asked.
   std::uint64_t hints_issued = 0, hints_used = 0, hints_wasted = 0;
+  // Of a store with a device: requests that were in main memory, and bytes copied to the device and back.
+  std::uint64_t host_hits = 0, bytes_to_device = 0, bytes_to_host = 0;
 };
 
 // All experts of a layer, side by side in memory for as long as the store lives. first.gate empty: they are not.
 struct ResidentExperts {
   ExpertView first;          // of expert 0
+  std::uint64_t stride = 0;  // bytes to the next
+  std::int64_t n_experts = 0;
+};
+
+// Slots of a device that hold a layer's experts, each at another time: expert e lies `stride` times its slot behind `first`.
+// first.gate empty: the store has none.
+struct SlotExperts {
+  ExpertView first;          // as if in slot 0
   std::uint64_t stride = 0;  // bytes to the next
   std::int64_t n_experts = 0;
 };
@@ -102,10 +112,26 @@ class ExpertStore {
   // For a backend that chooses experts by itself (Backend::run_routed): no lease is needed.
   virtual ResidentExperts resident_layer(LayerIdx) const noexcept { return {}; }
 
+  // For a session whose device looks experts up by itself, in a table of slots it copies from here. Between begin_use() and
+  // end_use() no expert of the table loses its slot, except to an acquire_at_rest() of the only user.
+  virtual SlotExperts slot_layer(LayerIdx) const noexcept { return {}; }
+  virtual void begin_use() noexcept {}
+  virtual void end_use() noexcept {}
+  // The table [n_layers, row]: the slot of each expert that will stay where it is, or -1; row is at least the most experts of a
+  // layer. Does nothing where `version` is the table's already; returns the table's.
+  virtual std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> /*table*/, std::size_t /*row*/) const noexcept { return version; }
+  // acquire() by a user whose device is at rest: nothing on it reads the table.
+  ExpertLease acquire_at_rest(LayerIdx layer, std::span<const ExpertIdx> experts) {
+    return ExpertLease(this, pin_at_rest(layer, experts), experts.size());
+  }
+  // visit() of a single token whose experts all were in the table.
+  virtual void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept { visit(layer, experts, {}, 1); }
+
  protected:
   friend class ExpertLease;
   // A ticket stands for one lease until unpin().
   virtual std::uint32_t pin(LayerIdx layer, std::span<const ExpertIdx> experts) = 0;
+  virtual std::uint32_t pin_at_rest(LayerIdx layer, std::span<const ExpertIdx> experts) { return pin(layer, experts); }
   virtual bool try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) = 0;
   virtual bool ready(std::uint32_t ticket, std::size_t i) noexcept = 0;
   virtual bool hit(std::uint32_t ticket, std::size_t i) noexcept = 0;

@@ -29,13 +29,13 @@ constexpr float kFloor = 1e-6F;
 
 }  // namespace
 
-CachePolicy::CachePolicy(std::span<const std::int64_t> n_experts) {
+CachePolicy::CachePolicy(std::span<const std::int64_t> n_experts, std::size_t n_tiers) : n_resident_(n_tiers, 0) {
   std::size_t total = 0, widest = 0;
   for (const std::int64_t n : n_experts) {
     if (n < 0 || n > std::numeric_limits<std::uint16_t>::max())
       fail(ErrorCode::Unsupported, "{} experts in a layer: at most {} can be cached", n,
            std::numeric_limits<std::uint16_t>::max());
-    layers_.push_back({.first = total, .n_experts = static_cast<std::uint16_t>(n), .n_resident = 0});
+    layers_.push_back({.first = total, .n_experts = static_cast<std::uint16_t>(n)});
     total += static_cast<std::size_t>(n);
     widest = std::max(widest, static_cast<std::size_t>(n));
     if (n != 0) ++n_moe_layers_;
@@ -43,8 +43,9 @@ CachePolicy::CachePolicy(std::span<const std::int64_t> n_experts) {
   n_moe_layers_ = std::max<std::size_t>(n_moe_layers_, 1);
   features_.assign(total, Features{});
   probability_.assign(total, 0);
-  resident_.assign(total, 0);
-  order_.assign(total, 0);
+  tier_of_.assign(total, kNoTier);
+  order_.assign(total * n_tiers, 0);
+  n_in_layer_.assign(layers_.size() * n_tiers, 0);
   share_.assign(widest, 0);
   std::copy(kPriorWeights.begin(), kPriorWeights.end(), weights_.begin());
 }
@@ -53,7 +54,7 @@ void CachePolicy::on_visit(LayerIdx layer_idx, std::span<const ExpertIdx> expert
                            std::span<const std::uint32_t> counts, std::uint32_t n_tokens,
                            std::span<const float> scores) noexcept {
   current_ = static_cast<std::size_t>(raw(layer_idx));
-  Layer& layer = layers_[current_];
+  const Layer& layer = layers_[current_];
   n_tokens = std::max(n_tokens, 1U);
   std::fill_n(share_.begin(), layer.n_experts, 0.0F);
   for (std::size_t i = 0; i < experts.size(); ++i) {
@@ -63,7 +64,7 @@ void CachePolicy::on_visit(LayerIdx layer_idx, std::span<const ExpertIdx> expert
   }
   learn(layer);
   age(layer, n_tokens, scores);
-  sort_residents(layer);
+  for (std::size_t tier = 0; tier < n_resident_.size(); ++tier) sort_residents(current_, tier);
   if (++visits_ % n_moe_layers_ == 0) fit();
 }
 
@@ -102,38 +103,39 @@ void CachePolicy::age(const Layer& layer, std::uint32_t n_tokens, std::span<cons
 }
 
 // Probabilities fall alike, so the order hardly changes: insertion sort is nearly one pass.
-void CachePolicy::sort_residents(Layer& layer) noexcept {
-  std::uint16_t* const order = order_.data() + layer.first;
-  const float* const p = probability_.data() + layer.first;
-  for (std::size_t i = 1; i < layer.n_resident; ++i) {
-    const std::uint16_t e = order[i];
+void CachePolicy::sort_residents(std::size_t layer, std::size_t tier) noexcept {
+  std::uint16_t* const first = order(layer, tier);
+  const float* const p = probability_.data() + layers_[layer].first;
+  for (std::size_t i = 1; i < n_residents(layer, tier); ++i) {
+    const std::uint16_t e = first[i];
     std::size_t at = i;
-    for (; at > 0 && p[order[at - 1]] > p[e]; --at) order[at] = order[at - 1];
-    order[at] = e;
+    for (; at > 0 && p[first[at - 1]] > p[e]; --at) first[at] = first[at - 1];
+    first[at] = e;
   }
 }
 
-void CachePolicy::insert(ExpertKey key) noexcept {
+void CachePolicy::insert(ExpertKey key, std::size_t tier) noexcept {
   const std::size_t at = index(key);
-  if (resident_[at] != 0) return;
-  resident_[at] = 1;
-  ++n_resident_;
-  Layer& layer = layers_[static_cast<std::size_t>(raw(key.layer))];
-  order_[layer.first + layer.n_resident++] = static_cast<std::uint16_t>(raw(key.expert));
-  sort_residents(layer);
+  if (tier_of_[at] == tier) return;
+  erase(key);
+  tier_of_[at] = static_cast<std::uint8_t>(tier);
+  ++n_resident_[tier];
+  const auto layer = static_cast<std::size_t>(raw(key.layer));
+  order(layer, tier)[n_residents(layer, tier)++] = static_cast<std::uint16_t>(raw(key.expert));
+  sort_residents(layer, tier);
 }
 
 void CachePolicy::erase(ExpertKey key) noexcept {
-  const std::size_t at = index(key);
-  if (resident_[at] == 0) return;
-  resident_[at] = 0;
-  --n_resident_;
-  Layer& layer = layers_[static_cast<std::size_t>(raw(key.layer))];
-  std::uint16_t* const begin = order_.data() + layer.first;
-  std::uint16_t* const end = begin + layer.n_resident;
+  const std::size_t at = index(key), tier = tier_of_[at];
+  if (tier == kNoTier) return;
+  tier_of_[at] = kNoTier;
+  --n_resident_[tier];
+  const auto layer = static_cast<std::size_t>(raw(key.layer));
+  std::uint16_t* const begin = order(layer, tier);
+  std::uint16_t* const end = begin + n_residents(layer, tier);
   std::uint16_t* const found = std::find(begin, end, static_cast<std::uint16_t>(raw(key.expert)));
   std::copy(found + 1, end, found);
-  --layer.n_resident;
+  --n_residents(layer, tier);
 }
 
 double CachePolicy::value(LayerIdx layer, double probability) const noexcept {

@@ -66,6 +66,12 @@ void SlotLayout::transform(const ExpertCatalog& catalog, LayerIdx layer, ExpertI
   }
 }
 
+const std::byte* SlotLayout::piece(const ExpertCatalog& catalog, LayerIdx layer, ExpertIdx expert, std::size_t p, const std::byte* slot) const noexcept {
+  const Layer& at = layers_[static_cast<std::size_t>(raw(layer))];
+  const RecordPiece& piece = catalog.layer(layer).expert(expert)[p];
+  return piece.direct() ? slot + at.windows[p] + piece.source.offset % io::kDirectAlign : slot + at.changed[p];
+}
+
 ExpertView SlotLayout::view(const ExpertCatalog& catalog, LayerIdx layer, ExpertIdx expert, const std::byte* slot) const noexcept {
   const ExpertLayer& source = catalog.layer(layer);
   const Layer& at = layers_[static_cast<std::size_t>(raw(layer))];

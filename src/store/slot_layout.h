@@ -31,6 +31,8 @@ class SlotLayout {
   }
   // Changes what has to be changed of an expert whose pieces have been read. Throws as store::apply does.
   void transform(const ExpertCatalog& catalog, LayerIdx layer, ExpertIdx expert, std::byte* slot) const;
+  // The bytes of piece p of the record of such an expert: pieces[p].record_bytes() of them.
+  const std::byte* piece(const ExpertCatalog& catalog, LayerIdx layer, ExpertIdx expert, std::size_t p, const std::byte* slot) const noexcept;
   // The matrices of an expert whose pieces have been read into the slot at `slot`.
   ExpertView view(const ExpertCatalog& catalog, LayerIdx layer, ExpertIdx expert, const std::byte* slot) const noexcept;
 

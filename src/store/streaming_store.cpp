@@ -1,9 +1,7 @@
 #include "store/streaming_store.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <system_error>
 #include <thread>
 
 #include "core/error.h"
@@ -11,40 +9,25 @@
 namespace moeflux::store {
 namespace {
 
-constexpr std::size_t kCompletionBatch = 64;
 constexpr std::chrono::milliseconds kPatience{50};  // between two looks at the world while waiting
-constexpr std::uint8_t kAttempts = 2;               // a failed read is retried once
 constexpr std::uint64_t kJustLoaded = 2;            // visits of a layer for which a slot is out of a hint's reach
-
-std::int64_t most_experts(const ExpertCatalog& catalog) {
-  std::int64_t most = 0;
-  for (const ExpertLayer& l : catalog.layers) most = std::max(most, l.n_experts);
-  return most;
-}
-
-std::vector<std::int64_t> experts_by_layer(const ExpertCatalog& catalog) {
-  std::vector<std::int64_t> n;
-  for (const ExpertLayer& l : catalog.layers) n.push_back(l.n_experts);
-  return n;
-}
 
 }  // namespace
 
 StreamingStore::StreamingStore(ExpertCatalog catalog, std::vector<std::string> file_names, const StreamingOptions& options)
     : catalog_(std::move(catalog)),
-      file_names_(std::move(file_names)),
       layout_(catalog_),
       max_lease_(options.max_lease),
       experts_per_layer_(most_experts(catalog_)),
       region_(io::Region::allocate(mul_or_fail<std::uint64_t>(options.n_slots, layout_.slot_bytes(), "expert slots"))),
       slots_(options.n_slots),
       slot_of_(catalog_.layers.size() * static_cast<std::size_t>(experts_per_layer_), -1),
-      policy_(experts_by_layer(catalog_)) {
+      policy_(experts_by_layer(catalog_)),
+      reads_(catalog_, layout_, std::move(file_names), region_.span(), options.n_slots, options.make_reader,
+             [this](std::uint32_t slot, bool good) { read_done(slot, good); }) {
   if (max_lease_ == 0 || max_lease_ > options.n_slots)
     fail(ErrorCode::InvalidArgument, "{} expert slots cannot hold a lease of {} experts", options.n_slots, max_lease_);
   for (std::size_t s = options.n_slots; s-- > 0;) free_.push_back(static_cast<std::uint32_t>(s));
-  queued_.reserve(max_lease_ * SlotLayout::kMaxPieces / 16);
-  reader_ = options.make_reader({region_.span()});
 }
 
 StreamingStore::~StreamingStore() = default;
@@ -106,86 +89,19 @@ void StreamingStore::start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx ex
   s.loaded_at = visits_;
   s.layer = layer;
   s.expert = expert;
+  reads_.begin(slot, layer, expert);
   slot_of_[key(layer, expert)] = static_cast<std::int32_t>(slot);
   policy_.insert({layer, expert});
 }
 
-void StreamingStore::queue_reads(std::uint32_t slot, io::ReadPriority priority) {
-  Slot& s = slots_[slot];
-  const auto pieces = catalog_.layer(s.layer).expert(s.expert);
-  s.pieces_left = 0;
-  s.status = 0;
-  ++s.attempts;
-  for (std::size_t p = 0; p < pieces.size(); ++p) {
-    if (!SlotLayout::needs_read(pieces, p)) continue;
-    ++s.pieces_left;
-    io::ReadRequest r;
-    r.file = pieces[p].source.file;
-    r.priority = priority;
-    r.offset = pieces[p].source.offset;
-    r.bytes = pieces[p].source.bytes;
-    r.window = slot_memory(slot) + layout_.window_at(s.layer, p);
-    r.tag = static_cast<std::uint64_t>(slot) * SlotLayout::kMaxPieces + p;
-    queued_.push_back(r);
-    stats_.bytes_read += r.bytes;
-  }
-}
-
-void StreamingStore::submit_queued() {
-  if (queued_.empty()) return;
-  const int status = reader_->submit(queued_);
-  if (status != 0)  // refused as a whole: every piece has failed
-    for (const io::ReadRequest& r : queued_) {
-      Slot& s = slots_[r.tag / SlotLayout::kMaxPieces];
-      s.attempts = kAttempts;
-      if (s.status == 0) s.status = status;
-      if (--s.pieces_left == 0) finish(static_cast<std::uint32_t>(r.tag / SlotLayout::kMaxPieces));
-    }
-  queued_.clear();
-}
-
-void StreamingStore::complete(const io::ReadCompletion& c) {
-  const auto slot = static_cast<std::uint32_t>(c.tag / SlotLayout::kMaxPieces);
-  const std::size_t piece = c.tag % SlotLayout::kMaxPieces;
-  Slot& s = slots_[slot];
-  const std::uint64_t wanted = catalog_.layer(s.layer).expert(s.expert)[piece].source.bytes;
-  if (s.status == 0 && (c.status != 0 || c.bytes != wanted)) {
-    s.status = c.status != 0 ? c.status : kShort;
-    s.failed_piece = piece;
-  }
-  if (--s.pieces_left == 0) finish(slot);
-}
-
-// Where the record differs from the file. The slot is nobody's yet.
-int StreamingStore::transform(std::uint32_t slot) noexcept {
-  const Slot& s = slots_[slot];
-  try {
-    layout_.transform(catalog_, s.layer, s.expert, slot_memory(slot));
-    return 0;
-  } catch (const std::exception&) {
-    return EINVAL;
-  }
-}
-
-// As the pack's index has it, before anybody sees it.
-bool StreamingStore::intact(std::uint32_t slot) const noexcept {
-  const Slot& s = slots_[slot];
-  const ExpertLayer& layer = catalog_.layer(s.layer);
-  const auto check = layer.check(s.expert);
-  const std::uint64_t offset = layer.expert(s.expert)[0].source.offset;
-  return !check || check->passes({slot_memory(slot) + layout_.window_at(s.layer, 0) + offset % io::kDirectAlign, layer.layout.bytes});
-}
-
 // All pieces are back: ready, once more, or failed. A failed slot that nobody has pinned is simply free again.
-void StreamingStore::finish(std::uint32_t slot) {
+void StreamingStore::read_done(std::uint32_t slot, bool good) {
   Slot& s = slots_[slot];
-  if (s.status == 0 && !intact(slot)) s.status = kBroken;
-  if (s.status == 0) s.status = transform(slot);
-  if (s.status == 0) {
+  if (good) {
     s.state = State::Ready;
-  } else if (s.attempts < kAttempts && s.pins > 0) {
-    queue_reads(slot, io::ReadPriority::Demand);
-    submit_queued();
+  } else if (reads_.may_retry(slot) && s.pins > 0) {
+    reads_.queue(slot, io::ReadPriority::Demand);
+    reads_.submit();
     return;
   } else if (s.pins > 0) {
     s.state = State::Failed;
@@ -196,19 +112,13 @@ void StreamingStore::finish(std::uint32_t slot) {
   changed_.notify_all();
 }
 
-void StreamingStore::drain() {
-  io::ReadCompletion done[kCompletionBatch];
-  for (std::size_t n; (n = reader_->poll(done)) > 0;)
-    for (std::size_t i = 0; i < n; ++i) complete(done[i]);
-}
-
 void StreamingStore::wait_for_completion(std::unique_lock<std::mutex>& lock) {
-  io::ReadCompletion done[kCompletionBatch];
+  SlotReads::Completions done;
   lock.unlock();
-  const std::size_t n = reader_->wait(done, kPatience);
+  const std::size_t n = reads_.wait(done, kPatience);
   if (n == 0) std::this_thread::yield();  // another thread may hold what we wait for
   lock.lock();
-  for (std::size_t i = 0; i < n; ++i) complete(done[i]);
+  reads_.take({done, n});
 }
 
 // All experts or none: what was pinned on the way is given back when there is no room.
@@ -233,12 +143,11 @@ bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts,
         if (slots[k] == kNone) continue;
         Slot& s = slots_[slots[k]];
         --s.pins;
-        if (s.state == State::Loading && s.pieces_left == 0) {  // taken just now, nothing submitted
+        if (s.state == State::Loading && !reads_.under_way(slots[k])) {  // taken just now, nothing submitted
           forget(slots[k]);
           free_.push_back(slots[k]);
         }
       }
-      queued_.clear();
       return false;
     }
     start_load(slot, layer, experts[i]);
@@ -247,15 +156,14 @@ bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts,
   }
   for (std::size_t i = 0; i < experts.size(); ++i) {
     Slot& s = slots_[slots[i]];
-    if (s.state == State::Loading && s.pieces_left == 0) queue_reads(slots[i], io::ReadPriority::Demand);
+    if (s.state == State::Loading && !reads_.under_way(slots[i])) reads_.queue(slots[i], io::ReadPriority::Demand);
     if (s.hinted) {
       s.hinted = false;
       ++stats_.hints_used;
-      if (s.state == State::Loading)
-        for (std::size_t p = 0; p < catalog_.layer(layer).pieces_per_expert; ++p) reader_->promote(static_cast<std::uint64_t>(slots[i]) * SlotLayout::kMaxPieces + p);
+      if (s.state == State::Loading) reads_.promote(slots[i]);
     }
   }
-  submit_queued();
+  reads_.submit();
   stats_.requests += experts.size();
   stats_.hits += hits;
   return true;
@@ -263,7 +171,7 @@ bool StreamingStore::pin_all(LayerIdx layer, std::span<const ExpertIdx> experts,
 
 bool StreamingStore::try_pin(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket) {
   const std::lock_guard lock(mutex_);
-  drain();
+  reads_.drain();
   if (free_tickets_.empty()) {
     free_tickets_.push_back(static_cast<std::uint32_t>(tickets_.size()));
     Ticket& fresh = tickets_.emplace_back();
@@ -282,7 +190,7 @@ std::uint32_t StreamingStore::pin(LayerIdx layer, std::span<const ExpertIdx> exp
   std::uint32_t ticket = 0;
   while (!try_pin(layer, experts, ticket)) {
     std::unique_lock lock(mutex_);
-    if (reader_->outstanding() > 0)
+    if (reads_.outstanding() > 0)
       wait_for_completion(lock);
     else
       changed_.wait_for(lock, kPatience);
@@ -292,7 +200,7 @@ std::uint32_t StreamingStore::pin(LayerIdx layer, std::span<const ExpertIdx> exp
 
 bool StreamingStore::ready(std::uint32_t ticket, std::size_t i) noexcept {
   const std::lock_guard lock(mutex_);
-  drain();
+  reads_.drain();
   return slots_[tickets_[ticket].slots[i]].state != State::Loading;  // a failure is known at once, too
 }
 
@@ -303,20 +211,12 @@ bool StreamingStore::hit(std::uint32_t ticket, std::size_t i) noexcept {
 
 ExpertView StreamingStore::wait(std::uint32_t ticket, std::size_t i) {
   std::unique_lock lock(mutex_);
-  drain();
+  reads_.drain();
   const std::uint32_t slot = tickets_[ticket].slots[i];
   while (slots_[slot].state == State::Loading) wait_for_completion(lock);
   const Slot& s = slots_[slot];
-  if (s.state == State::Failed) fail(s.status == kBroken ? ErrorCode::InvalidModel : ErrorCode::Io, "{}", failure(s));
-  return layout_.view(catalog_, s.layer, s.expert, slot_memory(slot));
-}
-
-std::string StreamingStore::failure(const Slot& s) const {
-  const format::Extent& x = catalog_.layer(s.layer).expert(s.expert)[s.failed_piece].source;
-  const std::string what = s.status == kBroken ? fmt::format("the record {}", kDamaged)
-                           : s.status == kShort ? "the file ends early"
-                                               : std::generic_category().message(s.status);
-  return fmt::format("{}: layer {}, expert {}: cannot read {} bytes at offset {}: {}", file_names_[x.file], raw(s.layer), raw(s.expert), x.bytes, x.offset, what);
+  if (s.state == State::Failed) reads_.raise(reads_.failure(slot));
+  return layout_.view(catalog_, s.layer, s.expert, reads_.memory(slot));
 }
 
 void StreamingStore::unpin(std::uint32_t ticket) noexcept {
@@ -340,12 +240,12 @@ void StreamingStore::visit(LayerIdx layer, std::span<const ExpertIdx> experts, s
 
 void StreamingStore::poll() noexcept {
   const std::lock_guard lock(mutex_);
-  drain();
+  reads_.drain();
 }
 
 void StreamingStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float confidence) noexcept {
   const std::lock_guard lock(mutex_);
-  drain();
+  reads_.drain();
   const double value = policy_.value(layer, confidence);
   for (ExpertIdx e : experts) {
     if (slot_of_[key(layer, e)] >= 0) continue;
@@ -353,20 +253,22 @@ void StreamingStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, fl
     if (!take_slot_for_hint(slot, value)) break;
     start_load(slot, layer, e);
     slots_[slot].hinted = true;
-    queue_reads(slot, io::ReadPriority::Hint);
+    reads_.queue(slot, io::ReadPriority::Hint);
     ++stats_.hints_issued;
   }
-  submit_queued();
+  reads_.submit();
 }
 
 StoreStats StreamingStore::stats() const noexcept {
   const std::lock_guard lock(mutex_);
-  return stats_;
+  StoreStats s = stats_;
+  s.bytes_read = reads_.bytes_read();
+  return s;
 }
 
 std::size_t StreamingStore::busy_slots() {
   const std::lock_guard lock(mutex_);
-  drain();
+  reads_.drain();
   return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.pins > 0 || s.state == State::Loading; }));
 }
 

@@ -18,16 +18,16 @@
 #include "io/async_reader.h"
 #include "io/region.h"
 #include "store/expert_store.h"
-#include "store/slot_layout.h"
 #include "store/policy.h"
+#include "store/slot_layout.h"
+#include "store/slot_reads.h"
 
 namespace moeflux::store {
 
 struct StreamingOptions {
   std::size_t n_slots = 0;
   std::size_t max_lease = 0;  // experts; at least the largest top-k, at most n_slots
-  // Makes the reader over the slots' memory; files in the order of the folder. Tests bring their own.
-  std::function<std::unique_ptr<io::AsyncReader>(const io::MemoryRegions&)> make_reader;
+  MakeReader make_reader;
 };
 
 class StreamingStore final : public ExpertStore {
@@ -49,7 +49,7 @@ class StreamingStore final : public ExpertStore {
     return std::min(std::clamp<std::size_t>(slots_.size() / 32, 8, 32), max_lease_);
   }
   StoreStats stats() const noexcept override;
-  io::ReaderInfo reader_info() const { return reader_->info(); }
+  io::ReaderInfo reader_info() const { return reads_.info(); }
 
   // For tests: slots that are pinned or still loading.
   std::size_t busy_slots();
@@ -67,44 +67,30 @@ class StreamingStore final : public ExpertStore {
   struct Slot {
     State state = State::Free;
     bool hinted = false;         // loaded by a hint and not yet asked for
-    std::uint8_t attempts = 0;
     LayerIdx layer{};
     ExpertIdx expert{};
     std::uint32_t pins = 0;
     std::uint64_t loaded_at = 0;  // visits_ then
-    std::uint32_t pieces_left = 0;
-    int status = 0;              // of the first piece that failed; kShort: the file ended; kBroken: checksum
-    std::size_t failed_piece = 0;
   };
   struct Ticket {
     std::vector<std::uint32_t> slots;
     std::vector<std::uint8_t> hits;  // beside slots
   };
-  static constexpr int kShort = -1, kBroken = -2;
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
   std::uint32_t key(LayerIdx layer, ExpertIdx expert) const noexcept;
-  std::byte* slot_memory(std::size_t slot) const noexcept { return region_.data() + slot * layout_.slot_bytes(); }
   // All below: mutex_ held.
   bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket);
   bool take_slot(std::uint32_t& slot);
   bool take_slot_for_hint(std::uint32_t& slot, double value);
   void evict(ExpertKey victim, std::uint32_t& slot);
   void start_load(std::uint32_t slot, LayerIdx layer, ExpertIdx expert);
-  void queue_reads(std::uint32_t slot, io::ReadPriority priority);
-  void submit_queued();
-  void complete(const io::ReadCompletion& c);
-  int transform(std::uint32_t slot) noexcept;  // 0 or an errno value
-  bool intact(std::uint32_t slot) const noexcept;
-  void finish(std::uint32_t slot);
-  void drain();
+  void read_done(std::uint32_t slot, bool good);
   void forget(std::uint32_t slot) noexcept;
-  std::string failure(const Slot& s) const;
   // Takes completions, waiting up to some time for one, with the lock released meanwhile.
   void wait_for_completion(std::unique_lock<std::mutex>& lock);
 
   const ExpertCatalog catalog_;
-  const std::vector<std::string> file_names_;
   const SlotLayout layout_;
   std::size_t max_lease_ = 0;
   std::int64_t experts_per_layer_ = 0;
@@ -116,11 +102,10 @@ class StreamingStore final : public ExpertStore {
   std::vector<std::uint32_t> free_;
   std::vector<Ticket> tickets_;
   std::vector<std::uint32_t> free_tickets_;
-  std::vector<io::ReadRequest> queued_;
   CachePolicy policy_;
   std::uint64_t visits_ = 0;
   StoreStats stats_;
-  std::unique_ptr<io::AsyncReader> reader_;  // last: stops before the memory goes
+  SlotReads reads_;  // last: stops before the memory goes
 };
 
 }  // namespace moeflux::store

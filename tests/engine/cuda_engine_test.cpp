@@ -9,6 +9,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cuda_backend.h"
 #include "backend/hosted_backend.h"
+#include "engine/tier_setup.h"
 #include "model/family.h"
 #include "session/session.h"
 #include "store/resident_store.h"
@@ -118,6 +119,50 @@ TEST_P(CudaModel, RecordedSteps) {
   }
 }
 
+// Experts in tiers: the CPU's bytes for any share on the device and in main memory, however the prompt is cut.
+TEST_P(CudaModel, TiersEqualCpu) {
+  MOEFLUX_NEEDS_DEVICE();
+  const auto tokens = to_tokens(golden().ints("tokens"));
+  const RunResult want = run(*open_on(BackendKind::Cpu, folder(), Precision::Fast), tokens, {});
+  const format::ModelFolder files = format::ModelFolder::open(folder());
+  const model::ParsedModel parsed = model::parse_model(files);
+  const model::Binding binding = model::bind(files, parsed.spec, parsed.names);
+  EngineOptions o;
+  o.model = folder();
+  o.backend = BackendKind::Cuda;
+  o.planned = {.ctx_size = static_cast<std::int64_t>(tokens.size()), .chunk_size = 64};
+  o.ram_bytes = std::uint64_t{64} << 30;
+  const MemorySplit all = engine::split_tiers(o, parsed.spec, binding, std::uint64_t{64} << 30, std::uint64_t{2} << 30);
+  if (all.n_experts == 0) GTEST_SKIP() << "no experts";
+  for (const std::uint64_t percent : {0, 25, 50})
+    for (const std::uint64_t host_percent : {0, 30, 100}) {
+      o.vram_bytes = all.device.least_bytes + all.n_experts * all.slot_bytes * percent / 100;
+      const auto backend = backend::make_cuda_backend({});
+      const model::Model model(parsed.spec, binding, files, *backend, {});
+      MemorySplit split = engine::split_tiers(o, parsed.spec, binding, o.vram_bytes, std::uint64_t{2} << 30);
+      split.n_slots = all.n_experts * host_percent / 100;
+      const engine::ExpertSetup setup =
+          engine::make_tiered_experts(o, binding, files, split, {backend->allocator(), backend->pinned_allocator(), backend->make_async_copier()});
+      for (const std::int64_t chunk : {64, 7}) {
+        for (int pass = 0; pass < 2; ++pass) {
+          session::Session session({model, *setup.store, *backend, Precision::Fast}, {.ctx_size = static_cast<std::int64_t>(tokens.size()), .chunk_size = chunk});
+          std::vector<float> got;
+          EvaluateOptions e;
+          e.on_logits = [&](std::int64_t, std::span<const float> l) { got.insert(got.end(), l.begin(), l.end()); };
+          session.evaluate(std::span(tokens).first(tokens.size() / 2), e);
+          for (const TokenId token : std::span(tokens).subspan(tokens.size() / 2)) session.evaluate({&token, 1}, e);
+          ASSERT_EQ(max_abs_difference(got, want.logits), 0.0) << setup.description << ", chunks of " << chunk << ", pass " << pass;
+          session.reset();  // and in units
+          const std::size_t vocab = want.logits.size() / tokens.size();
+          for (std::size_t i = 0; i < tokens.size(); ++i) {
+            session.step(tokens[i]);
+            ASSERT_EQ(max_abs_difference(session.logits(), std::span(want.logits).subspan(i * vocab, vocab)), 0.0) << setup.description << ", step " << i << " in units, pass " << pass;
+          }
+        }
+      }
+    }
+}
+
 // Every op of a forward pass on both, judged by itself.
 TEST_P(CudaModel, EveryOpChecked) {
   MOEFLUX_NEEDS_DEVICE();
@@ -189,6 +234,31 @@ TEST(CudaErrors, TooLittleMemory) {
     FAIL() << "opened";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::OutOfMemory) << e.what();
+    EXPECT_NE(std::string(e.what()).find("at least"), std::string::npos) << e.what();
+  }
+}
+
+// Through the engine: a ceiling for some experts, and auto takes the device all the same.
+TEST(CudaDemo, TiersThroughTheEngine) {
+  MOEFLUX_NEEDS_DEVICE();
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < 200; ++i) tokens.push_back(TokenId(static_cast<std::int32_t>((i * 7919L + i * i) % 3000)));
+  const RunResult want = run(*open_on(BackendKind::Cpu, demo_model(), Precision::Fast), tokens, {});
+  EngineOptions o;
+  o.model = demo_model();
+  o.backend = BackendKind::Cuda;
+  o.planned = {.ctx_size = 200, .chunk_size = 64};
+  const std::unique_ptr<Engine> all = Engine::open(o);
+  ASSERT_TRUE(all->memory().all_in_memory);
+  for (const BackendKind kind : {BackendKind::Cuda, BackendKind::Auto}) {
+    o.backend = kind;
+    o.vram_bytes = all->memory().ram_bytes - all->memory().expert_bytes / 2;
+    const auto engine = Engine::open(o);
+    EXPECT_EQ(engine->backend_name().substr(0, 4), "cuda");
+    EXPECT_FALSE(engine->memory().all_in_memory);
+    EXPECT_LE(engine->memory().device.fixed_bytes() + engine->memory().device.n_slots * engine->memory().device.slot_bytes, o.vram_bytes);
+    EXPECT_EQ(max_abs_difference(run(*engine, tokens, {.chunk = 64}).logits, want.logits), 0.0);
+    EXPECT_EQ(max_abs_difference(run(*engine, tokens, {.decode = true}).logits, want.logits), 0.0);
   }
 }
 

@@ -7,7 +7,10 @@
 
 #include <moeflux/error.h>
 
+#include "store/tiered_store.h"
 #include "support/evaluate.h"
+#include "support/loaded_model.h"
+#include "support/manual_copier.h"
 #include "support/tensor_file.h"
 
 namespace {
@@ -78,6 +81,30 @@ TEST(AllocationStreaming, NoneInAWarmStep) {
     EXPECT_EQ(g_allocations.load() - before, 0u);
     EXPECT_GT(session->stats().bytes_read, 0u);
     EXPECT_EQ(session->stats().hints_issued > 0, prefetch != Prefetch::Off);
+  }
+}
+
+// The same with experts in three tiers: copies come and go, some experts are read.
+TEST(AllocationTiered, NoneInAWarmStep) {
+  const Loaded m(demo_model());
+  store::TieredOptions o;
+  o.n_device = 60;
+  o.n_spare = 8;
+  o.n_host = 100;
+  o.n_staging = 4;
+  o.make_reader = [&](const io::MemoryRegions& r) { return io::make_reader(m.files, r, {}); };
+  for (const Prefetch prefetch : {Prefetch::On, Prefetch::Off}) {
+    HostAllocator device, pinned;
+    store::TieredStore experts(m.binding.experts, m.names(), o, device, pinned, std::make_unique<PromptCopier>());
+    session::Parts parts{m.model, experts, *m.backend, m.precision};
+    parts.prefetch = prefetch;
+    session::Session session(parts, {.ctx_size = 512});
+    for (int i = 0; i < 60; ++i) session.step(TokenId(i * 31 % 3000));
+    const std::uint64_t before = g_allocations.load();
+    for (int i = 0; i < 200; ++i) session.step(TokenId(i * 17 % 3000));
+    EXPECT_EQ(g_allocations.load() - before, 0u);
+    EXPECT_GT(session.stats().bytes_to_device, 0u);
+    EXPECT_GT(session.stats().bytes_to_host, 0u);
   }
 }
 

@@ -20,6 +20,7 @@ CudaStream::~CudaStream() {
   cudaSetDevice(device_);
   cudaStreamSynchronize(stream_);
   forget_recordings();
+  units.release();
   cudaFree(step_inputs);
   cudaFreeHost(step_host);
   cudaStreamDestroy(stream_);
@@ -30,6 +31,7 @@ void CudaStream::forget_recordings() noexcept {
     if (r.exec != nullptr) cudaGraphExecDestroy(r.exec);
   recordings.clear();
   recording = nullptr;
+  units.forget();
 }
 
 std::byte* CudaStream::scratch(Scratch which, std::size_t bytes) {
@@ -48,7 +50,7 @@ CudaStream::Position CudaStream::position(std::int64_t pos) const {
   return {nullptr, static_cast<std::int32_t>(pos)};
 }
 
-CudaBackend::CudaBackend(int device) : device_(device), allocator_(device), pinned_(device), copier_(device) {
+CudaBackend::CudaBackend(int device) : device_(device), allocator_(device), pinned_(device), copier_(device), units_(device) {
   cudaDeviceProp p{};
   check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
   name_ = fmt::format("cuda {}, {}", device, p.name);
@@ -139,6 +141,8 @@ CudaDeviceInfo cuda_device_info(int device) {
   info.name = p.name;
   info.n_processors = p.multiProcessorCount;
   info.capability = p.major * 10 + p.minor;
+  cudaDriverGetVersion(&info.driver);
+  cudaRuntimeGetVersion(&info.runtime);
   cuda::check_cuda(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), "asking for free memory");
   return info;
 }

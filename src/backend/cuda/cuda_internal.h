@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/units.h"
 #include "backend/cuda_backend.h"
 #include "core/buffer.h"
 
@@ -66,6 +67,39 @@ class DeviceCopier final : public Copier {
   cudaStream_t stream_ = nullptr;
 };
 
+// Two streams, one a direction; a job ends with an event that is asked for. Waiting asks again and again: a copy takes some tens of
+// microseconds, and waking up a thread as much.
+class DeviceAsyncCopier final : public AsyncCopier {
+ public:
+  explicit DeviceAsyncCopier(int device);
+  ~DeviceAsyncCopier() override;
+  bool start(CopyDirection direction, std::uint64_t tag, std::span<const CopyPart> parts) noexcept override;
+  std::size_t poll(std::span<CopyCompletion> out) noexcept override;
+  std::size_t wait(std::span<CopyCompletion> out, std::chrono::nanoseconds timeout) noexcept override;
+  std::size_t outstanding() const noexcept override;
+  std::string failure() const override;
+
+ private:
+  struct Job {
+    std::uint64_t tag;
+    cudaEvent_t end;
+  };
+  struct Lane {
+    cudaStream_t stream = nullptr;
+    std::vector<Job> jobs;   // from `first` on: in flight
+    std::size_t first = 0;
+  };
+  cudaError_t queue(Lane& lane, CopyDirection direction, std::uint64_t tag, std::span<const CopyPart> parts);
+  // mutex_ held.
+  std::size_t take(std::span<CopyCompletion> out) noexcept;
+
+  int device_;
+  mutable std::mutex mutex_;
+  std::array<Lane, 2> lanes_;
+  std::vector<cudaEvent_t> free_events_;
+  std::string failure_;
+};
+
 // Scratch buffers of a stream, by purpose. They grow to the largest need seen and stay.
 enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Decoded, Count };
 
@@ -107,6 +141,7 @@ class CudaStream final : public Stream {
   std::int32_t* step_inputs = nullptr;  // device: [0] the position, [1..] tokens
   std::int32_t* step_host = nullptr;    // pinned, the same
   static constexpr std::size_t kStepTokens = 15;
+  UnitState units;
 
  private:
   int device_;
@@ -125,10 +160,12 @@ class CudaBackend final : public Backend {
   Allocator& allocator() noexcept override { return allocator_; }
   Allocator& pinned_allocator() noexcept override { return pinned_; }
   Copier& copier() noexcept override { return copier_; }
+  std::unique_ptr<AsyncCopier> make_async_copier() override { return std::make_unique<DeviceAsyncCopier>(device_); }
   bool routes_on_device() const noexcept override { return true; }
   void run_routed(Stream& stream, const RoutedFfn& op) override;
   bool begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) override;
   void end_step(Stream& stream, bool complete) override;
+  UnitRunner* units() noexcept override { return &units_; }
 
  protected:
 #define MOEFLUX_CUDA_OP(Op) void execute(Stream& stream, const Op& op) override;
@@ -144,6 +181,7 @@ class CudaBackend final : public Backend {
   DeviceAllocator allocator_;
   PinnedAllocator pinned_;
   DeviceCopier copier_;
+  CudaUnits units_;
 };
 
 // Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages.

@@ -5,6 +5,31 @@
 
 namespace moeflux::backend::cuda {
 
+namespace {
+
+// Errors after which nothing works in this process any more, whatever is asked of the device.
+bool device_is_lost(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorContextIsDestroyed:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 void raise(cudaError_t status, const char* what) {
   cudaGetLastError();  // the runtime keeps the last error until it is asked
   const ErrorCode code = status == cudaErrorMemoryAllocation ? ErrorCode::OutOfMemory
@@ -12,7 +37,8 @@ void raise(cudaError_t status, const char* what) {
                                  status == cudaErrorUnsupportedPtxVersion
                              ? ErrorCode::Unsupported
                              : ErrorCode::Internal;
-  fail(code, "CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+  const char* const advice = device_is_lost(status) ? "; the device is lost to this process: nothing more can be computed on it, start again or use --backend cpu" : "";
+  fail(code, "CUDA: {}: {} ({}){}", what, cudaGetErrorString(status), cudaGetErrorName(status), advice);
 }
 
 Buffer DeviceAllocator::allocate(std::size_t bytes, std::size_t) {  // cudaMalloc aligns to 256 at least
@@ -24,7 +50,8 @@ Buffer DeviceAllocator::allocate(std::size_t bytes, std::size_t) {  // cudaMallo
     cudaGetLastError();
     std::size_t available = 0, total = 0;
     cudaMemGetInfo(&available, &total);
-    fail(ErrorCode::OutOfMemory, "cannot allocate {} of device memory: {} of {} are free", format_bytes(bytes), format_bytes(available), format_bytes(total));
+    fail(ErrorCode::OutOfMemory, "cannot allocate {} of device memory: {} of {} are free; lower --vram, -c or --chunk, or end what else uses the device",
+         format_bytes(bytes), format_bytes(available), format_bytes(total));
   }
   check_cuda(status, "allocating device memory");
   Buffer buffer(this, static_cast<std::byte*>(p), bytes);
@@ -45,7 +72,7 @@ Buffer PinnedAllocator::allocate(std::size_t bytes, std::size_t) {  // page-alig
   const cudaError_t status = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    fail(ErrorCode::OutOfMemory, "cannot pin {} of memory", format_bytes(bytes));
+    fail(ErrorCode::OutOfMemory, "cannot pin {} of main memory; lower --ram", format_bytes(bytes));
   }
   check_cuda(status, "pinning memory");
   std::fill_n(static_cast<std::byte*>(p), bytes, std::byte{0});

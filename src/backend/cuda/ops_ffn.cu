@@ -456,6 +456,18 @@ void CudaBackend::execute(Stream& stream, const ExpertFfn& op) {
     run_listed_pairs(s, op, n_pairs);
 }
 
+// As run_routed() for one token wants it, and ExpertFfn for any part of its experts.
+void CudaUnits::reserve(Stream& stream, const RoutedFfn& op) {
+  CudaStream& s = use(stream);
+  const auto top_k = static_cast<std::size_t>(op.ids.dim(1));
+  Shapes shapes;
+  shapes.add(op.first, op.precision);
+  if (!op.shared.gate.empty()) shapes.add(op.shared, op.precision);
+  s.scratch_of<float>(Scratch::Inner, (top_k + 1) * 2 * static_cast<std::size_t>(shapes.inner));
+  s.scratch_of<Ffn>(Scratch::Tables, top_k);
+  s.scratch_of<int4>(Scratch::Lists, top_k);
+}
+
 void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
   CudaStream& s = use(stream);
   const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);

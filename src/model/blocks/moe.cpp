@@ -4,6 +4,7 @@
 
 #include "core/clock.h"
 #include "model/blocks/blocks.h"
+#include "model/blocks/unit_plan.h"
 
 namespace moeflux::model {
 namespace {
@@ -141,18 +142,42 @@ void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeigh
   }
 }
 
+backend::RoutedFfn routed_ffn(const Context& c, const store::ExpertView& e, std::uint64_t stride, const std::int32_t* slot_of, const MoeSpec& spec, const MoeWeights& w,
+                              const TensorView& x, const MoeTensorScratch& s) {
+  backend::RoutedFfn op{x, s.ids, FfnMatrices{e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias}, stride, slot_of, spec.n_experts, s.rows, {}, {}, spec.glu, spec.glu_limit, spec.glu_alpha, c.precision};
+  if (spec.shared_dim > 0) {
+    op.shared = FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}};
+    op.shared_y = s.shared;
+  }
+  return op;
+}
+
 // Everything on the device: the router's choice is not looked at here.
 void run_on_device(Context& c, const store::ResidentExperts& r, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
   const auto n_chosen = static_cast<std::uint64_t>(x.dim(0) * spec.top_k);
   c.counters.requests += n_chosen;
   c.counters.hits += n_chosen;
-  const store::ExpertView& e = r.first;
-  backend::RoutedFfn op{x, s.ids, FfnMatrices{e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias}, r.stride, nullptr, r.n_experts, s.rows, {}, {}, spec.glu, spec.glu_limit, spec.glu_alpha, c.precision};
-  if (spec.shared_dim > 0) {
-    op.shared = FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}};
-    op.shared_y = s.shared;
-  }
-  c.backend.run_routed(c.stream, op);
+  c.backend.run_routed(c.stream, routed_ffn(c, r.first, r.stride, nullptr, spec, w, x, s));
+}
+
+// The step is being recorded in units: the choice is checked against the table of slots, the experts are a unit of their own.
+void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h, const MoeTensorScratch& s) {
+  UnitPlan& plan = *c.units;
+  backend::UnitRunner& units = *c.backend.units();
+  const std::int32_t* const slot_of = plan.slot_of + raw(layer) * plan.row;
+  const auto n_sites = static_cast<std::int64_t>(plan.sites.size());
+  units.check(c.stream, {s.ids, slot_of, plan.forced == nullptr ? nullptr : plan.forced + n_sites * plan.forced_row});
+  units.cut(c.stream);
+  const store::SlotExperts slots = c.experts.slot_layer(layer);
+  c.backend.run_routed(c.stream, routed_ffn(c, slots.first, slots.stride, slot_of, spec, w, x, s));
+  units.cut(c.stream);
+  plan.sites.push_back({layer, &spec, &w, x, h, s});
+}
+
+// What a recording of this layer will need.
+void reserve_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
+  const store::SlotExperts slots = c.experts.slot_layer(layer);
+  c.backend.units()->reserve(c.stream, routed_ffn(c, slots.first, slots.stride, c.units->slot_of, spec, w, x, s));
 }
 
 }  // namespace
@@ -190,17 +215,33 @@ void on_routed(Context& c, LayerIdx layer, const MoeSpec& spec, const TensorView
 
 }  // namespace
 
+store::ExpertLease run_missed(Context& c, const MoeSite& site, std::span<const std::int32_t> ids) {
+  c.moe.ids.assign(ids.begin(), ids.end());
+  group_by_expert(c.moe, 1, site.spec->top_k, site.spec->n_experts);
+  report_visit(c, site.layer, 1);
+  store::ExpertLease lease = c.experts.acquire_at_rest(site.layer, c.moe.wanted);
+  run_shared(c, *site.spec, *site.weights, site.x, site.scratch);
+  run_lease(c, *site.spec, lease, c.moe.wanted, site.x, site.scratch.all_rows, nullptr);
+  return lease;
+}
+
 void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h, const NextRouter& next) {
   const std::int64_t n = x.dim(0), d = x.dim(1);
   const MoeTensorScratch s(c.arena, spec, n, d);
   // Routers see f32 activations in both precisions.
   const store::ResidentExperts resident = c.experts.resident_layer(layer);
-  const bool on_device = c.routing == nullptr && routed_on_device(c.backend, resident);  // a hook wants to see the choice
+  const bool recorded = c.units != nullptr && c.units->recording;
+  const bool on_device = recorded || (c.routing == nullptr && routed_on_device(c.backend, resident));  // a hook wants to see the choice
   const backend::MatMulPart gates[] = {{w.router, w.router_bias, s.logits}, {w.shared_gate, {}, s.shared_gate}};
   c.run(backend::MatMul{x, {gates, on_device && spec.shared_gate ? 2u : 1u}, Precision::Exact});
   const RouterSpec& r = spec.router;
   c.run(backend::Route{s.logits, w.select_bias, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
   const backend::Combine combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h};
+  if (recorded) {
+    record_units(c, layer, spec, w, x, h, s);
+    return c.run(combine);
+  }
+  if (c.units != nullptr) reserve_units(c, layer, spec, w, x, s);
   if (on_device) {
     run_on_device(c, resident, spec, w, x, s);
     return c.run(combine);

@@ -1,0 +1,74 @@
+// Steps in units on a CUDA stream (backend/units.h). Each unit is a graph of its own: a gate that looks at the stream's mark, and the
+// unit's kernels as the body of a conditional node. So kernels know nothing of it, and a unit that shall do nothing costs a gate.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "backend/units.h"
+
+namespace moeflux::backend::cuda {
+
+class CudaStream;
+
+// What a check leaves in host memory. `serial` is written last: the post is there when it is the step's.
+struct UnitPostMemory {
+  static constexpr std::size_t kTopK = 62;  // 256 bytes in all
+  std::int32_t serial, missed;
+  std::int32_t ids[kTopK];
+};
+
+// The units of one stream.
+struct UnitState {
+  static constexpr std::size_t kChecks = 256;  // layers with experts
+  struct Recording {
+    std::vector<cudaGraphExec_t> units;
+    int seen = 0;  // eager steps before: the first one sizes the scratch memory
+  };
+  std::map<std::uint64_t, Recording> recordings;  // by number of key groups, as for whole steps
+  Recording* current = nullptr;
+  UnitPostMemory* posts = nullptr;  // pinned, [kChecks]
+  std::vector<int> n_chosen;        // ids of each check
+  std::int32_t serial = 0;
+  cudaGraph_t graph = nullptr;      // of the unit being recorded
+  bool recording = false;
+  bool overlap = true;  // kernels of a unit may start before the one before has ended; off where that cannot be recorded
+
+  void forget() noexcept;
+  void release() noexcept;  // at the stream's end
+};
+
+// In units_kernels.cu: sets the conditional handle (first argument) to whether the mark (second) is 0; and the check of one token.
+void* gate_function();
+void launch_slot_check(CudaStream& stream, const SlotCheck& check, const std::int32_t* serial, UnitPostMemory* post, std::int32_t* mark);
+
+class CudaUnits final : public UnitRunner {
+ public:
+  explicit CudaUnits(int device) : device_(device) {}
+
+  std::size_t max_top_k() const noexcept override { return UnitPostMemory::kTopK; }
+  std::size_t max_checks() const noexcept override { return UnitState::kChecks; }
+  Mode begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) override;
+  void check(Stream& stream, const SlotCheck& check) override;
+  void cut(Stream& stream) override;
+  bool end(Stream& stream, bool complete) override;
+  void reserve(Stream& stream, const RoutedFfn& op) override;
+  std::size_t n_units(Stream& stream) const override;
+  void launch(Stream& stream, std::size_t unit) override;
+  UnitPost wait(Stream& stream, std::size_t check) override;
+  void resume(Stream& stream) override;
+  void upload(Stream& stream, std::byte* to, const std::byte* pinned, std::size_t bytes) override;
+
+ private:
+  CudaStream& use(Stream& stream) const;
+  cudaError_t open(CudaStream& s);
+  cudaError_t close(CudaStream& s);
+
+  int device_;
+};
+
+}  // namespace moeflux::backend::cuda

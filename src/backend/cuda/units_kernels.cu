@@ -1,0 +1,40 @@
+// The two kernels of steps in units: the gate before a unit, and the check of a choice against the table of slots.
+#include "backend/cuda/cuda_internal.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/units.h"
+
+namespace moeflux::backend::cuda {
+namespace {
+
+__global__ void gate_kernel(cudaGraphConditionalHandle body, const std::int32_t* mark) { cudaGraphSetConditional(body, *mark == 0 ? 1u : 0u); }
+
+// One warp.
+__global__ void slot_check_kernel(std::int32_t* ids, int top_k, const std::int32_t* forced, const std::int32_t* slot_of, const std::int32_t* serial,
+                                  UnitPostMemory* post, std::int32_t* mark) {
+  begin_kernel();
+  bool missed = false;
+  for (int r = threadIdx.x; r < top_k; r += kWarp) {
+    const std::int32_t id = forced != nullptr ? forced[r] : ids[r];
+    if (forced != nullptr) ids[r] = id;
+    post->ids[r] = id;
+    missed = missed || slot_of[id] < 0;
+  }
+  missed = __any_sync(kAll, missed);
+  __threadfence_system();
+  __syncwarp();
+  if (threadIdx.x != 0) return;
+  post->missed = missed ? 1 : 0;
+  if (missed) *mark = 1;
+  __threadfence_system();
+  *const_cast<volatile std::int32_t*>(&post->serial) = *serial;
+}
+
+}  // namespace
+
+void* gate_function() { return reinterpret_cast<void*>(gate_kernel); }
+
+void launch_slot_check(CudaStream& s, const SlotCheck& c, const std::int32_t* serial, UnitPostMemory* post, std::int32_t* mark) {
+  launch(s, "slot check", slot_check_kernel, dim3(1), kWarp, 0, c.ids.i32(), static_cast<int>(c.ids.dim(1)), c.forced, c.slot_of, serial, post, mark);
+}
+
+}  // namespace moeflux::backend::cuda

@@ -1,0 +1,189 @@
+#include "session/unit_step.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "core/error.h"
+#include "model/model.h"
+
+namespace moeflux::session {
+namespace {
+
+constexpr int kTries = 2;  // to record a step
+// Checks under way at once after a step that missed something: the host is a layer ahead. Where most layers miss that is in vain.
+constexpr std::size_t kAhead = 2, kNotAhead = 1;
+
+std::size_t widest_layer(const model::ModelSpec& spec) {
+  std::int64_t most = 1;
+  for (const model::LayerSpec& l : spec.layers)
+    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) most = std::max(most, moe->n_experts);
+  return static_cast<std::size_t>(most);
+}
+
+// While it lives no expert in the table loses its slot to others.
+class TableUse {
+ public:
+  explicit TableUse(store::ExpertStore& experts) : experts_(experts) { experts_.begin_use(); }
+  ~TableUse() { experts_.end_use(); }
+  TableUse(const TableUse&) = delete;
+  TableUse& operator=(const TableUse&) = delete;
+
+ private:
+  store::ExpertStore& experts_;
+};
+
+}  // namespace
+
+bool UnitStep::possible(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, const model::RoutingHook* routing) {
+  backend::UnitRunner* const units = backend.units();
+  if (units == nullptr || (routing != nullptr && routing->kind() == model::RoutingHook::Kind::Replaces)) return false;
+  std::size_t n_checks = 0;
+  for (std::size_t l = 0; l < spec.layers.size(); ++l) {
+    const auto* moe = std::get_if<model::MoeSpec>(&spec.layers[l].ffn);
+    if (moe == nullptr) continue;
+    ++n_checks;
+    const store::SlotExperts slots = experts.slot_layer(LayerIdx(static_cast<std::int32_t>(l)));
+    if (slots.first.gate.empty() || slots.first.gate.format != slots.first.up.format || static_cast<std::size_t>(moe->top_k) > units->max_top_k()) return false;
+  }
+  return n_checks > 0 && n_checks <= units->max_checks();
+}
+
+UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing)
+    : spec_(spec), experts_(experts), backend_(backend), units_(*backend.units()), stream_(stream), routing_(routing) {
+  plan_.row = static_cast<std::int64_t>(widest_layer(spec));
+  const std::size_t bytes = spec.layers.size() * static_cast<std::size_t>(plan_.row) * 4;
+  table_ = backend.allocator().allocate(bytes, 64);
+  table_host_ = backend.pinned_allocator().allocate(bytes, 64);
+  plan_.slot_of = table_.as<const std::int32_t>();
+  foretold_ = routing != nullptr && routing->kind() == model::RoutingHook::Kind::Foretells;
+  if (foretold_) {
+    plan_.forced_row = static_cast<std::int64_t>(units_.max_top_k());
+    forced_ = backend.allocator().allocate(spec.layers.size() * units_.max_top_k() * 4, 64);
+    forced_host_ = backend.pinned_allocator().allocate(forced_.bytes(), 64);
+    plan_.forced = forced_.as<const std::int32_t>();
+  }
+}
+
+// The table as the store has it now. The stream is at rest, or does nothing since a miss.
+void UnitStep::upload_table() {
+  const std::uint64_t version = experts_.read_slots(table_version_, {table_host_.as<std::int32_t>(), table_host_.bytes() / 4}, static_cast<std::size_t>(plan_.row));
+  if (version == table_version_) return;
+  table_version_ = version;
+  units_.upload(stream_, table_.data(), table_host_.data(), table_.bytes());
+}
+
+// What routers are to choose, for all layers.
+void UnitStep::upload_forced() {
+  if (!foretold_) return;
+  for (std::size_t i = 0; i < plan_.sites.size(); ++i) {
+    const model::MoeSite& site = plan_.sites[i];
+    const auto k = static_cast<std::size_t>(site.spec->top_k);
+    routing_->routed(site.layer, site.spec->n_experts, site.spec->top_k,
+                     {forced_host_.as<std::int32_t>() + i * static_cast<std::size_t>(plan_.forced_row), k});
+  }
+  units_.upload(stream_, forced_.data(), forced_host_.data(), plan_.sites.size() * static_cast<std::size_t>(plan_.forced_row) * 4);
+}
+
+void UnitStep::run_ops(model::Context& c, const std::function<void(model::Context&)>& ops, bool recording) {
+  plan_.recording = recording;
+  if (recording) plan_.sites.clear();
+  model::Context with_plan = c;
+  with_plan.units = failed_ ? nullptr : &plan_;
+  try {
+    ops(with_plan);
+  } catch (...) {
+    if (!failed_) units_.end(stream_, false);
+    throw;
+  }
+}
+
+// False: this backend could not; after the second time it is not asked again.
+bool UnitStep::record(model::Context& c, const std::function<void(model::Context&)>& ops) {
+  bool good = false;
+  try {
+    run_ops(c, ops, true);
+    good = units_.end(stream_, true);
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::Cancelled) throw;  // anything else is met again, and told, by computing as it comes
+  }
+  if (!good && ++n_failures_ == kTries) failed_ = true;
+  return good;
+}
+
+void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std::int64_t pos0, const std::function<void(model::Context&)>& ops,
+                   const std::function<void()>& before_check) {
+  using Mode = backend::UnitRunner::Mode;
+  const Mode mode = failed_ ? Mode::Eager : units_.begin(stream_, tokens, pos0);
+  const bool ready = mode == Mode::Replay || (mode == Mode::Record && record(c, ops));
+  if (!ready) {  // nothing has been computed yet
+    run_ops(c, ops, false);
+    if (mode == Mode::Eager && !failed_) units_.end(stream_, true);
+    backend_.synchronize(stream_);
+    return;
+  }
+  context_ = &c;
+  before_check_ = &before_check;
+  try {
+    replay(c);
+  } catch (...) {
+    context_ = nullptr;
+    try {
+      backend_.synchronize(stream_);  // the lease may go only when nothing uses it
+    } catch (const Error&) {
+      // A device that is lost uses nothing; the first error is the one to tell.
+    }
+    held_ = {};
+    throw;
+  }
+  context_ = nullptr;
+}
+
+void UnitStep::replay(model::Context&) {
+  const TableUse use(experts_);
+  upload_table();
+  upload_forced();
+  const std::size_t n_checks = plan_.sites.size();
+  const std::size_t missed_before = std::exchange(n_missed_, 0);
+  n_whole_ += missed_before == 0 ? 1 : 0;
+  UnitRing ring(n_checks, missed_before == 0 ? n_checks + 1 : 2 * missed_before > n_checks ? kNotAhead : kAhead);
+  ring.run(*this, *this);
+  n_discarded_ += ring.n_discarded();
+  backend_.synchronize(stream_);
+  held_ = {};
+}
+
+void UnitStep::launch(std::size_t unit) { units_.launch(stream_, unit); }
+backend::UnitPost UnitStep::wait(std::size_t check) {
+  if (*before_check_) (*before_check_)();
+  return units_.wait(stream_, check);
+}
+void UnitStep::resume() { units_.resume(stream_); }
+
+void UnitStep::passed(std::size_t check, const backend::UnitPost& post) {
+  held_ = {};
+  const model::MoeSite& site = plan_.sites[check];
+  chosen_.clear();
+  for (std::int32_t id : post.ids) chosen_.push_back(ExpertIdx(id));
+  std::sort(chosen_.begin(), chosen_.end());
+  experts_.used(site.layer, chosen_);
+  context_->counters.requests += chosen_.size();
+  context_->counters.hits += chosen_.size();
+  if (routing_ == nullptr || foretold_) return;
+  ids_.assign(post.ids.begin(), post.ids.end());
+  routing_->routed(site.layer, site.spec->n_experts, site.spec->top_k, ids_);
+}
+
+void UnitStep::missed(std::size_t check, const backend::UnitPost& post) {
+  held_ = {};
+  ++n_missed_;
+  const model::MoeSite& site = plan_.sites[check];
+  if (routing_ != nullptr && !foretold_) {
+    ids_.assign(post.ids.begin(), post.ids.end());
+    routing_->routed(site.layer, site.spec->n_experts, site.spec->top_k, ids_);
+  }
+  held_ = model::run_missed(*context_, site, post.ids);
+  upload_table();
+}
+
+}  // namespace moeflux::session

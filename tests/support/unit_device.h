@@ -1,0 +1,245 @@
+// A device that records steps in units, played by the CPU backend: what is launched waits in a queue and is done later, in order, as a
+// device would, and a unit behind a miss does nothing.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "core/error.h"
+
+namespace moeflux::test {
+
+class UnitDevice final : public backend::Backend, public backend::UnitRunner {
+ public:
+  explicit UnitDevice(backend::Backend& inner, std::uint32_t seed = 1) : inner_(inner), random_(seed) {}
+
+  // For tests: recordings are refused from now on, n times; what happened.
+  void refuse(int n) { to_refuse_ = n; }
+  std::function<void(std::size_t check, const std::int32_t* slot_of)> on_check;  // when the device comes to it
+  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0;
+
+  std::string name() const override { return "units of " + inner_.name(); }
+  std::unique_ptr<backend::Stream> create_stream() override {
+    auto s = std::make_unique<Queue>();
+    s->inner = inner_.create_stream();
+    return s;
+  }
+  void synchronize(backend::Stream& stream) override { drain(of(stream)); }
+  Allocator& allocator() noexcept override { return inner_.allocator(); }
+  Copier& copier() noexcept override { return inner_.copier(); }
+  bool routes_on_device() const noexcept override { return true; }
+  backend::UnitRunner* units() noexcept override { return this; }
+  void run_routed(backend::Stream& stream, const backend::RoutedFfn& op) override {
+    put(stream, [this, op](Queue& q) { routed(q, op); });
+  }
+
+  std::size_t max_top_k() const noexcept override { return 16; }
+  std::size_t max_checks() const noexcept override { return 64; }
+  Mode begin(backend::Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) override {
+    Queue& q = of(stream);
+    drain(q);
+    q.marked = false;
+    q.tokens.assign(tokens.begin(), tokens.end());
+    q.pos0 = pos0;
+    for (Post& p : q.posts) p.there = false;
+    if (!q.units.empty()) {
+      ++n_replayed;
+      return Mode::Replay;
+    }
+    if (!q.seen) {
+      q.seen = true;
+      ++n_eager_steps;
+      return Mode::Eager;
+    }
+    q.recording = true;
+    q.posts.clear();
+    q.units.emplace_back();
+    return Mode::Record;
+  }
+  void check(backend::Stream& stream, const backend::SlotCheck& c) override {
+    Queue& q = of(stream);
+    const std::size_t n = q.posts.size();
+    q.posts.emplace_back();
+    put(stream, [this, c, n](Queue& to) {
+      if (on_check) on_check(n, c.slot_of);
+      Post& p = to.posts[n];
+      p.ids.clear();
+      p.missed = false;
+      for (std::int64_t r = 0; r < c.ids.dim(1); ++r) {
+        std::int32_t& id = c.ids.i32()[r];
+        if (c.forced != nullptr) id = c.forced[r];
+        p.ids.push_back(id);
+        p.missed |= c.slot_of[id] < 0;
+      }
+      p.there = true;
+      to.marked |= p.missed;
+    });
+  }
+  void cut(backend::Stream& stream) override {
+    if (to_refuse_ > 0) fail(ErrorCode::Unsupported, "no units today");
+    of(stream).units.emplace_back();
+  }
+  bool end(backend::Stream& stream, bool complete) override {
+    Queue& q = of(stream);
+    if (!std::exchange(q.recording, false)) return true;
+    const bool good = complete && to_refuse_ == 0;
+    if (to_refuse_ > 0) --to_refuse_;
+    if (!good) q.units.clear();
+    n_recorded += good ? 1 : 0;
+    return good;
+  }
+  void reserve(backend::Stream&, const backend::RoutedFfn&) override {}
+  std::size_t n_units(backend::Stream& stream) const override { return static_cast<const Queue&>(stream).units.size(); }
+  void launch(backend::Stream& stream, std::size_t unit) override {
+    Queue& q = of(stream);
+    ++n_launched;
+    const auto& ops = q.units.at(unit);
+    q.waiting.push_back([this, &ops](Queue& to) {
+      if (to.marked) {
+        ++n_skipped;
+        return;
+      }
+      for (const auto& op : ops) op(to);
+    });
+    run_some(q);
+  }
+  backend::UnitPost wait(backend::Stream& stream, std::size_t check) override {
+    Queue& q = of(stream);
+    while (!q.posts.at(check).there) {
+      if (q.waiting.empty()) fail(ErrorCode::Internal, "check {} does not come", check);
+      one(q);
+    }
+    return {q.posts[check].missed, q.posts[check].ids};
+  }
+  void resume(backend::Stream& stream) override {
+    of(stream).waiting.push_back([](Queue& q) { q.marked = false; });
+  }
+  void upload(backend::Stream& stream, std::byte* to, const std::byte* pinned, std::size_t bytes) override {
+    of(stream).waiting.push_back([to, pinned, bytes](Queue&) { std::memcpy(to, pinned, bytes); });
+  }
+
+ protected:
+#define MOEFLUX_UNIT_OP(Op) \
+  void execute(backend::Stream& stream, const backend::Op& op) override { record(stream, op); }
+  MOEFLUX_FOR_EACH_OP(MOEFLUX_UNIT_OP)
+#undef MOEFLUX_UNIT_OP
+
+ private:
+  struct Queue;
+  using Work = std::function<void(Queue&)>;
+  struct Post {
+    bool there = false, missed = false;
+    std::vector<std::int32_t> ids;
+  };
+  struct Queue final : backend::Stream {
+    std::unique_ptr<backend::Stream> inner;
+    std::vector<std::vector<Work>> units;
+    std::deque<Post> posts;
+    std::deque<Work> waiting;
+    std::vector<std::int32_t> tokens;
+    std::int64_t pos0 = 0;
+    bool marked = false, recording = false, seen = false;
+  };
+  static Queue& of(backend::Stream& stream) { return static_cast<Queue&>(stream); }
+  static void one(Queue& q) {
+    const Work work = std::move(q.waiting.front());
+    q.waiting.pop_front();
+    work(q);
+  }
+  static void drain(Queue& q) {
+    while (!q.waiting.empty()) one(q);
+  }
+  void put(backend::Stream& stream, Work work) {
+    Queue& q = of(stream);
+    if (q.recording) return q.units.back().push_back(std::move(work));
+    q.waiting.push_back(std::move(work));
+    run_some(q);
+  }
+  void run_some(Queue& q) {
+    while (!q.waiting.empty() && random_() % 3 == 0) one(q);
+  }
+
+  // A copy that owns what the op's spans show, with the token and position of the step it is replayed in.
+  template <class Op>
+  void record(backend::Stream& stream, const Op& op) {
+    const bool recorded = of(stream).recording;
+    put(stream, [this, op, recorded](Queue& q) {
+      Op now = op;
+      if constexpr (requires { now.pos0; })
+        if (recorded) now.pos0 = q.pos0;
+      forward_to(inner_, *q.inner, now);
+    });
+  }
+  void record(backend::Stream& stream, const backend::MatMul& op) {
+    auto parts = std::make_shared<std::vector<backend::MatMulPart>>(op.parts.begin(), op.parts.end());
+    put(stream, [this, op, parts](Queue& q) {
+      backend::MatMul now = op;
+      now.parts = *parts;
+      forward_to(inner_, *q.inner, now);
+    });
+  }
+  void record(backend::Stream& stream, const backend::Embed& op) {
+    const bool recorded = of(stream).recording;
+    auto tokens = std::make_shared<std::vector<std::int32_t>>(op.tokens.begin(), op.tokens.end());
+    put(stream, [this, op, tokens, recorded](Queue& q) {
+      backend::Embed now = op;
+      now.tokens = recorded ? q.tokens : *tokens;
+      forward_to(inner_, *q.inner, now);
+    });
+  }
+  void record(backend::Stream& stream, const backend::ExpertFfn& op) {
+    auto works = std::make_shared<std::vector<backend::ExpertWork>>(op.works.begin(), op.works.end());
+    auto lists = std::make_shared<std::vector<std::vector<std::int32_t>>>();
+    lists->reserve(2 * works->size());
+    for (backend::ExpertWork& w : *works) {
+      w.rows = lists->emplace_back(w.rows.begin(), w.rows.end());
+      w.slots = lists->emplace_back(w.slots.begin(), w.slots.end());
+    }
+    put(stream, [this, op, works, lists](Queue& q) {
+      backend::ExpertFfn now = op;
+      now.works = *works;
+      forward_to(inner_, *q.inner, now);
+    });
+  }
+  static quant::MatrixView moved(quant::MatrixView m, std::uint64_t by) {
+    m.data += by;
+    if (m.scales != nullptr) m.scales += by;
+    if (m.biases != nullptr) m.biases += by;
+    return m;
+  }
+  static TensorView moved(TensorView v, std::uint64_t by) {
+    if (!v.empty()) v.data = static_cast<std::byte*>(v.data) + by;
+    return v;
+  }
+  void routed(Queue& q, const backend::RoutedFfn& op) {
+    const std::int64_t k = op.ids.dim(1);
+    std::vector<std::int32_t> rows, slots;
+    for (std::int64_t i = 0; i < op.x.dim(0) * k; ++i) rows.push_back(static_cast<std::int32_t>(i / k)), slots.push_back(static_cast<std::int32_t>(i));
+    std::vector<backend::ExpertWork> works;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::int32_t id = op.ids.i32()[i], slot = op.slot_of == nullptr ? id : op.slot_of[id];
+      if (slot < 0) fail(ErrorCode::Internal, "expert {} was computed without a slot", id);
+      const std::uint64_t by = static_cast<std::uint64_t>(slot) * op.stride;
+      const backend::FfnMatrices& f = op.first;
+      works.push_back({{moved(f.gate, by), moved(f.up, by), moved(f.down, by), moved(f.gate_bias, by), moved(f.up_bias, by), moved(f.down_bias, by)},
+                       std::span(rows).subspan(i, 1),
+                       std::span(slots).subspan(i, 1)});
+    }
+    forward_to(inner_, *q.inner, backend::ExpertFfn{op.x, works, op.y, op.glu, op.limit, op.alpha, op.precision});
+    if (op.shared.gate.empty()) return;
+    const backend::ExpertWork shared{op.shared, std::span(slots).first(static_cast<std::size_t>(op.x.dim(0))), std::span(slots).first(static_cast<std::size_t>(op.x.dim(0)))};
+    forward_to(inner_, *q.inner, backend::ExpertFfn{op.x, {&shared, 1}, op.shared_y, backend::GluKind::Silu, 0.0f, 0.0f, op.precision});
+  }
+
+  backend::Backend& inner_;
+  std::mt19937 random_;
+  int to_refuse_ = 0;
+};
+
+}  // namespace moeflux::test
