@@ -39,6 +39,12 @@ DeviceNeed device_need(const EngineOptions& options, const model::ModelSpec& spe
   return need;
 }
 
+// The same in the chunks of a split in tiers, which are smaller where the options leave them open.
+DeviceNeed device_need_in_chunks(EngineOptions options, const model::ModelSpec& spec, const model::Binding& binding, const MemorySplit& split, std::uint64_t available) {
+  options.planned.chunk_size = split.chunk_size;
+  return device_need(options, spec, binding, available);
+}
+
 // The split where all is in device memory, which is all it speaks of.
 MemorySplit resident_split(const DeviceNeed& need, const model::Binding& binding) {
   MemorySplit m;
@@ -75,6 +81,7 @@ BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& 
   out.device_bytes = available_bytes(options);
   if (device_need(options, spec, binding, out.device_bytes).fits()) return out;
   const MemorySplit split = split_tiers(options, spec, binding, out.device_bytes, io::process_memory().resident);
+  if (device_need_in_chunks(options, spec, binding, split, out.device_bytes).fits()) return out;
   if (options.backend == BackendKind::Auto && split.device.vram_bytes < split.device.least_bytes)
     return cpu(fmt::format("{} of device memory, at least {} are needed: computing on the CPU", format_bytes(split.device.vram_bytes),
                            format_bytes(split.device.least_bytes)));
@@ -86,11 +93,7 @@ ExpertSetup make_device_experts(const EngineOptions& options, const model::Model
                                 const format::ModelFolder& folder, backend::Backend& backend, std::uint64_t device_bytes) {
   DeviceNeed need = device_need(options, spec, binding, device_bytes);
   const MemorySplit split = split_tiers(options, spec, binding, device_bytes, io::process_memory().resident);
-  if (!need.fits()) {  // perhaps with smaller chunks
-    EngineOptions smaller = options;
-    smaller.planned.chunk_size = split.chunk_size;
-    need = device_need(smaller, spec, binding, device_bytes);
-  }
+  if (!need.fits()) need = device_need_in_chunks(options, spec, binding, split, device_bytes);
   if (need.fits()) {
     ExpertSetup setup;
     setup.memory = resident_split(need, binding);

@@ -10,8 +10,9 @@ namespace moeflux::store {
 namespace {
 
 constexpr std::size_t kCopyBatch = 64;                    // completions taken at once
-constexpr std::chrono::milliseconds kPatience{50};        // between two looks at the world while waiting for a read
-constexpr std::chrono::microseconds kCopyPatience{200};   // for a copy, which takes less; reads are looked at in between
+constexpr std::chrono::milliseconds kPatience{50};        // between two looks at the world while waiting for a lease to end
+// For a read, and for a copy, which takes less. Another thread may have taken what we wait for and sent it on: reads become copies.
+constexpr std::chrono::microseconds kReadPatience{1000}, kCopyPatience{200};
 constexpr std::uint64_t kJustLoaded = 2;                  // visits of a layer for which a slot is out of a hint's reach
 
 std::uint64_t largest_record(const ExpertCatalog& catalog) {
@@ -188,7 +189,7 @@ void TieredStore::wait_for_completion(std::unique_lock<std::mutex>& lock) {
   if (copying)
     n_copies = copier_->wait(copies, kCopyPatience);
   else
-    n_reads = reads_.wait(reads, kPatience);
+    n_reads = reads_.wait(reads, kReadPatience);
   if (n_copies + n_reads == 0) std::this_thread::yield();  // another thread may hold what we wait for
   lock.lock();
   for (std::size_t i = 0; i < n_copies; ++i) copy_done(copies[i]);
