@@ -108,7 +108,7 @@ if t:
     n = max(1, t["device_hits"] + t["host_hits"] + t["disk_misses"])
     line += (f'; on the device {100 * t["device_hits"] / n:.1f} %, main memory {100 * t["host_hits"] / n:.1f} %, disk {100 * t["disk_misses"] / n:.1f} %; '
              f'{t["bytes_to_device_per_token"] / 1e6:.0f} MB a token to the device, {t["bytes_to_device_per_second"] / 1e9:.1f} of {d["device"]["link_to_device_bytes_per_second"] / 1e9:.1f} GB/s; '
-             f'{100 * t["share_of_bound"]:.0f} % of the bound of {t["bound_tokens_per_second"]:.0f} tok/s')
+             f'{100 * t["share_of_bound"]:.0f} % of the bound of {t["bound_tokens_per_second"]:.0f} tok/s, {100 * t["share_of_bound_dependent"]:.0f} % of {t["bound_dependent_tokens_per_second"]:.0f} where copies wait for routers')
 print(line, "; logits", d["logits_hash"])
 PY
 }

@@ -40,8 +40,9 @@ std::string tiers_text(const BenchResult& r, const PhaseTotals& t, double memory
                                  100 * share(static_cast<double>(t.disk_misses), n), bytes_text(t.per_token(t.bytes_to_device)),
                                  bytes_text(t.per_token(t.bytes_to_host)), bytes_text(t.bytes_per_token()));
   if (const double bound = r.tier_bound(t, memory_bytes); bound > 0)
-    text += fmt::format("; {}/s of the link's {}/s, {:.0f} % of the {:.1f} tok/s that link, disk and device memory allow", bytes_text(t.rate(t.bytes_to_device)),
-                        bytes_text(r.gpu.to_device_bytes_per_second), 100 * share(reached, bound), bound);
+    text += fmt::format("; {}/s of the link's {}/s, {:.0f} % of the {:.1f} tok/s that link, disk and device memory allow, {:.0f} % of the {:.1f} where copies wait for routers",
+                        bytes_text(t.rate(t.bytes_to_device)), bytes_text(r.gpu.to_device_bytes_per_second), 100 * share(reached, bound), bound,
+                        100 * share(reached, r.tier_bound_dependent(t, memory_bytes)), r.tier_bound_dependent(t, memory_bytes));
   return text + fmt::format("; stalled {:.3f} s of {:.3f} s", t.stall_seconds(), t.seconds());
 }
 
@@ -54,7 +55,9 @@ Json tiers_json(const BenchResult& r, const PhaseTotals& t, double memory_bytes,
           {"bytes_to_host_per_token", t.per_token(t.bytes_to_host)},
           {"bytes_to_device_per_second", t.rate(t.bytes_to_device)},
           {"bound_tokens_per_second", bound},
-          {"share_of_bound", share(reached, bound)}};
+          {"share_of_bound", share(reached, bound)},
+          {"bound_dependent_tokens_per_second", r.tier_bound_dependent(t, memory_bytes)},
+          {"share_of_bound_dependent", share(reached, r.tier_bound_dependent(t, memory_bytes))}};
 }
 
 Json device_json(const BenchResult& r) {
@@ -136,11 +139,24 @@ void PhaseTotals::add(const SessionStats& from, const SessionStats& to, bool dec
   bytes_to_host += to.bytes_to_host - from.bytes_to_host;
 }
 
+namespace {
+
+// Seconds a token's copies and reads take, the slowest way.
+double copy_seconds(const BenchResult& r, const PhaseTotals& t) {
+  return std::max({share(t.per_token(t.bytes_to_device), r.gpu.to_device_bytes_per_second), share(t.per_token(t.bytes_to_host), r.gpu.to_host_bytes_per_second),
+                   share(t.bytes_per_token(), r.disk.bytes_per_second)});
+}
+
+}  // namespace
+
 double BenchResult::tier_bound(const PhaseTotals& t, double memory_bytes) const {
-  if (gpu.to_device_bytes_per_second <= 0) return 0;
-  const double slowest = std::max({share(t.per_token(t.bytes_to_device), gpu.to_device_bytes_per_second), share(t.per_token(t.bytes_to_host), gpu.to_host_bytes_per_second),
-                                   share(t.bytes_per_token(), disk.bytes_per_second), share(memory_bytes, gpu.memory_bytes_per_second)});
+  const double slowest = std::max(copy_seconds(*this, t), share(memory_bytes, gpu.memory_bytes_per_second));
   return slowest > 0 ? 1 / slowest : 0;
+}
+
+double BenchResult::tier_bound_dependent(const PhaseTotals& t, double memory_bytes) const {
+  const double sum = copy_seconds(*this, t) + share(memory_bytes, gpu.memory_bytes_per_second);
+  return sum > 0 ? 1 / sum : 0;
 }
 
 double BenchResult::memory_rate() const { return decode.median() * token.total(); }

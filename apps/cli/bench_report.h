@@ -74,6 +74,8 @@ struct BenchResult {
   bool tiered() const { return split.device.vram_bytes > 0; }
   // tok/s that link, disk and device memory allow a phase with the bytes it moved, the slowest of them; 0: not measured.
   double tier_bound(const PhaseTotals& totals, double memory_bytes) const;
+  // The same where no copy starts before its layer's router has spoken and none is hidden: copies and memory one after the other.
+  double tier_bound_dependent(const PhaseTotals& totals, double memory_bytes) const;
   double memory_rate() const;  // bytes per second in decode
   double memory_share() const;
   double weights_share() const;  // of weights_rate, repetition by repetition: the median; 0 without it

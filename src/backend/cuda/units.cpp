@@ -64,11 +64,12 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   u.recording = true;
   s.overlap = u.overlap;
   s.capturing = true;
-  if (open(s) != cudaSuccess) {
-    end(stream, false);
-    fail(ErrorCode::Unsupported, "this device cannot record a step in units");
-  }
-  return Mode::Record;
+  if (open(s) == cudaSuccess) return Mode::Record;
+  cudaGetLastError();
+  if (u.graph != nullptr) cudaGraphDestroy(u.graph);
+  u.graph = nullptr;
+  u.recording = s.overlap = s.capturing = false;
+  return Mode::Eager;
 }
 
 // A new unit; what is queued from now on is its body.
