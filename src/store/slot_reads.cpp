@@ -32,6 +32,10 @@ SlotReads::SlotReads(const ExpertCatalog& catalog, const SlotLayout& layout, std
   for (const ExpertLayer& l : catalog.layers) most = std::max(most, l.pieces_per_expert);
   queued_.reserve(std::min<std::size_t>(n_slots * most, 4096));
   submitted_.reserve(queued_.capacity());
+  if (std::any_of(catalog.layers.begin(), catalog.layers.end(), [](const ExpertLayer& l) { return l.n_experts > 0 && l.check(ExpertIdx(0)); })) {
+    checks_ = std::make_unique<CheckQueue>(n_slots);
+    verdicts_.reserve(n_slots);
+  }
   reader_ = make_reader({memory});
 }
 
@@ -71,7 +75,7 @@ void SlotReads::submit() {
       const auto slot = static_cast<std::uint32_t>(r.tag / SlotLayout::kMaxPieces);
       loads_[slot].attempts = kAttempts;
       if (loads_[slot].status == 0) loads_[slot].status = status;
-      if (--loads_[slot].pieces_left == 0) finish(slot);
+      if (--loads_[slot].pieces_left == 0) all_back(slot);
     }
   }
   submitting_ = false;
@@ -90,7 +94,7 @@ void SlotReads::complete(const io::ReadCompletion& c) {
     s.status = c.status != 0 ? c.status : kShort;
     s.failed_piece = piece;
   }
-  if (--s.pieces_left == 0) finish(slot);
+  if (--s.pieces_left == 0) all_back(slot);
 }
 
 // Where the record differs from the file. The slot is nobody's yet.
@@ -104,29 +108,61 @@ int SlotReads::transform(std::uint32_t slot) noexcept {
   }
 }
 
-// As the pack's index has it, before anybody sees it.
-bool SlotReads::intact(std::uint32_t slot) const noexcept {
-  const Load& s = loads_[slot];
+// A record of a pack is what its index says, before anybody sees it.
+void SlotReads::all_back(std::uint32_t slot) {
+  Load& s = loads_[slot];
   const ExpertLayer& layer = catalog_.layer(s.layer);
   const auto check = layer.check(s.expert);
+  if (s.status != 0 || !check) return finish(slot);
   const std::uint64_t offset = layer.expert(s.expert)[0].source.offset;
-  return !check || check->passes({memory(slot) + layout_.window_at(s.layer, 0) + offset % io::kDirectAlign, layer.layout.bytes});
+  s.checking = true;
+  checks_->add({slot, {memory(slot) + layout_.window_at(s.layer, 0) + offset % io::kDirectAlign, layer.layout.bytes}, *check});
+}
+
+void SlotReads::take_verdicts() {
+  if (!checks_) return;
+  std::vector<CheckQueue::Verdict> now;  // done() may come back here
+  now.swap(verdicts_);
+  checks_->take(now);
+  for (const CheckQueue::Verdict& v : now) {
+    loads_[v.slot].checking = false;
+    if (!v.good) loads_[v.slot].status = kBroken;
+    finish(v.slot);
+  }
+  verdicts_.swap(now);
+}
+
+void SlotReads::settle() {
+  while (checks_ && checks_->pending() > 0) {
+    checks_->help(std::chrono::seconds(1));
+    take_verdicts();
+  }
 }
 
 void SlotReads::finish(std::uint32_t slot) {
   Load& s = loads_[slot];
-  if (s.status == 0 && !intact(slot)) s.status = kBroken;
   if (s.status == 0) s.status = transform(slot);
   done_(slot, s.status == 0);
 }
 
+std::size_t SlotReads::wait(Completions& out, std::chrono::nanoseconds patience) noexcept {
+  if (const std::size_t n = reader_->poll(out); n > 0) return n;
+  if (checks_ && checks_->help(patience)) return 0;
+  return reader_->wait(out, patience);
+}
+
 void SlotReads::drain() {
   Completions done;
-  for (std::size_t n; (n = reader_->poll(done)) > 0;) take({done, n});
+  for (std::size_t n; (n = reader_->poll(done)) > 0;)
+    for (const io::ReadCompletion& c : std::span(done, n)) complete(c);
+  if (checks_) checks_->wake(0);
+  take_verdicts();
 }
 
 void SlotReads::take(std::span<const io::ReadCompletion> completions) {
   for (const io::ReadCompletion& c : completions) complete(c);
+  if (checks_) checks_->wake(1);  // who has waited for these computes one
+  take_verdicts();
 }
 
 SlotReads::Failure SlotReads::failure(std::uint32_t slot) const noexcept {

@@ -1,8 +1,8 @@
 // Reading experts from disk into slots: the part that all stores with a bounded number of slots share.
 //
 // An expert is read as a few pieces that land in the windows of its slot (slot_layout.h). When all are back they are checked
-// (short reads, a pack's checksum) and changed where memory holds them otherwise than the file; then the owner is told. Not
-// thread-safe: the owner's lock protects it, except wait(), which is called without.
+// (short reads, a pack's checksum, which another thread computes) and changed where memory holds them otherwise than the file; then
+// the owner is told. Not thread-safe: the owner's lock protects it, except wait(), which is called without.
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "io/async_reader.h"
+#include "store/check_queue.h"
 #include "store/expert_record.h"
 #include "store/slot_layout.h"
 
@@ -38,17 +39,18 @@ class SlotReads {
   // The slot is to hold this expert; nothing is read yet.
   void begin(std::uint32_t slot, LayerIdx layer, ExpertIdx expert) noexcept { loads_[slot] = {.layer = layer, .expert = expert}; }
   void queue(std::uint32_t slot, io::ReadPriority priority);
-  bool under_way(std::uint32_t slot) const noexcept { return loads_[slot].pieces_left > 0; }
+  bool under_way(std::uint32_t slot) const noexcept { return loads_[slot].pieces_left > 0 || loads_[slot].checking; }
   // A failed read is tried once more.
   bool may_retry(std::uint32_t slot) const noexcept;
   void submit();
   void promote(std::uint32_t slot) noexcept;  // its hints become demand reads
 
   void drain();  // takes what has completed
-  // Waits for completions; the owner's lock is not held. take() then tells of them, with the lock.
-  std::size_t wait(Completions& out, std::chrono::nanoseconds patience) noexcept { return reader_->wait(out, patience); }
+  // Waits for completions, or computes a checksum; the owner's lock is not held. take() then tells of them, with the lock.
+  std::size_t wait(Completions& out, std::chrono::nanoseconds patience) noexcept;
   void take(std::span<const io::ReadCompletion> completions);
-  std::size_t outstanding() const noexcept { return reader_->outstanding(); }
+  void settle();  // until every checksum is known: for whoever counts
+  std::size_t outstanding() const noexcept { return reader_->outstanding() + (checks_ ? checks_->pending() : 0); }
 
   std::byte* memory(std::uint32_t slot) const noexcept { return memory_.data() + slot * layout_.slot_bytes(); }
   std::uint64_t bytes_read() const noexcept { return bytes_read_; }
@@ -70,6 +72,7 @@ class SlotReads {
     LayerIdx layer{};
     ExpertIdx expert{};
     std::uint8_t attempts = 0;
+    bool checking = false;  // all pieces are back, the verdict is not
     std::uint32_t pieces_left = 0;
     int status = 0;  // of the first piece that failed; kShort: the file ended; kBroken: checksum
     std::size_t failed_piece = 0;
@@ -79,7 +82,8 @@ class SlotReads {
   std::uint64_t tag(std::uint32_t slot, std::size_t piece) const noexcept { return static_cast<std::uint64_t>(slot) * SlotLayout::kMaxPieces + piece; }
   void complete(const io::ReadCompletion& c);
   int transform(std::uint32_t slot) noexcept;  // 0 or an errno value
-  bool intact(std::uint32_t slot) const noexcept;
+  void all_back(std::uint32_t slot);
+  void take_verdicts();
   void finish(std::uint32_t slot);
 
   const ExpertCatalog& catalog_;
@@ -91,6 +95,8 @@ class SlotReads {
   std::vector<io::ReadRequest> queued_, submitted_;
   bool submitting_ = false;
   std::uint64_t bytes_read_ = 0;
+  std::vector<CheckQueue::Verdict> verdicts_;
+  std::unique_ptr<CheckQueue> checks_;       // null: no checksums here
   std::unique_ptr<io::AsyncReader> reader_;  // last: stops before the rest goes
 };
 

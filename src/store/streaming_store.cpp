@@ -269,6 +269,7 @@ StoreStats StreamingStore::stats() const noexcept {
 std::size_t StreamingStore::busy_slots() {
   const std::lock_guard lock(mutex_);
   reads_.drain();
+  reads_.settle();
   return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [](const Slot& s) { return s.pins > 0 || s.state == State::Loading; }));
 }
 

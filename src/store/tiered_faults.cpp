@@ -10,6 +10,7 @@ namespace moeflux::store {
 std::size_t TieredStore::busy_slots() {
   const std::lock_guard lock(mutex_);
   drain();
+  reads_.settle();
   std::size_t n = staging_.size() - free_staging_.size();
   for (const DeviceSlot& s : device_) n += s.busy() ? 1 : 0;
   for (const HostSlot& h : host_) n += h.busy() ? 1 : 0;
