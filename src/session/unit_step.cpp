@@ -50,7 +50,7 @@ bool UnitStep::possible(const model::ModelSpec& spec, store::ExpertStore& expert
 }
 
 UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing)
-    : spec_(spec), experts_(experts), backend_(backend), units_(*backend.units()), stream_(stream), routing_(routing) {
+    : experts_(experts), backend_(backend), units_(*backend.units()), stream_(stream), routing_(routing) {
   plan_.row = static_cast<std::int64_t>(widest_layer(spec));
   const std::size_t bytes = spec.layers.size() * static_cast<std::size_t>(plan_.row) * 4;
   table_ = backend.allocator().allocate(bytes, 64);

@@ -47,7 +47,6 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void passed(std::size_t check, const backend::UnitPost& post) override;
   void missed(std::size_t check, const backend::UnitPost& post) override;
 
-  const model::ModelSpec& spec_;
   store::ExpertStore& experts_;
   backend::Backend& backend_;
   backend::UnitRunner& units_;
