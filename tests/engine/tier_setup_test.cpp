@@ -84,7 +84,7 @@ TEST(TierSetup, AStoreOfThatSplit) {
     HostAllocator inner;
     std::uint64_t taken = 0;
   };
-  for (const std::uint64_t percent : {0, 25, 100})
+  for (const std::uint64_t percent : {std::uint64_t{0}, std::uint64_t{25}, std::uint64_t{100}})
     for (const std::uint64_t ram : {std::uint64_t{0}, any.n_experts / 3 * any.slot_bytes, kPlenty / 2}) {
       const MemorySplit s = split(m, any.least_bytes + ram, any.device.least_bytes + any.n_experts * any.slot_bytes * percent / 100);
       Counting device, pinned;
