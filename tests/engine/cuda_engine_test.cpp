@@ -134,8 +134,8 @@ TEST_P(CudaModel, TiersEqualCpu) {
   o.ram_bytes = std::uint64_t{64} << 30;
   const MemorySplit all = engine::split_tiers(o, parsed.spec, binding, std::uint64_t{64} << 30, std::uint64_t{2} << 30);
   if (all.n_experts == 0) GTEST_SKIP() << "no experts";
-  for (const std::uint64_t percent : {0, 25, 50})
-    for (const std::uint64_t host_percent : {0, 30, 100}) {
+  for (const std::uint64_t percent : {0u, 25u, 50u})
+    for (const std::uint64_t host_percent : {0u, 30u, 100u}) {
       o.vram_bytes = all.device.least_bytes + all.n_experts * all.slot_bytes * percent / 100;
       const auto backend = backend::make_cuda_backend({});
       const model::Model model(parsed.spec, binding, files, *backend, {});

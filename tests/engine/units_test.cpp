@@ -310,7 +310,7 @@ TEST(UnitSessions, RoutingHooks) {
     std::vector<TokenId> many;
     for (int i = 0; i < 120; ++i) many.push_back(tokens[static_cast<std::size_t>(i) % tokens.size()]);
     const auto want = step_by_step(reference, many, 5);
-    for (const std::size_t kept : {3, 7, 13, 20}) {
+    for (const std::size_t kept : {3u, 7u, 13u, 20u}) {
       units.seen.clear();
       OnDevice on(m, 3 + kept, 3, 10);
       EXPECT_EQ(step_by_step(*on.session(&units), many, 5), want);
@@ -324,7 +324,7 @@ TEST(UnitSessions, RoutingHooks) {
 TEST(UnitSessions, TheTableIsNeverStale) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");  // experts in every layer
   const auto tokens = golden_tokens("qwen3_5_moe-mlx4");
-  for (const std::size_t kept : {2, 5, 9, 16}) {
+  for (const std::size_t kept : {2u, 5u, 9u, 16u}) {
     OnDevice on(m, 3 + kept, 3, 12, static_cast<std::uint32_t>(kept));
     std::size_t n_looks = 0, n_slots = 0;
     std::vector<std::int32_t> truth(4 * 8);

@@ -171,8 +171,11 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     const bool recorded = of(stream).recording;
     put(stream, [this, op, recorded](Queue& q) {
       Op now = op;
-      if constexpr (requires { now.pos0; })
+      if constexpr (requires { now.pos0; }) {
         if (recorded) now.pos0 = q.pos0;
+      } else {
+        static_cast<void>(recorded);
+      }
       forward_to(inner_, *q.inner, now);
     });
   }
