@@ -241,12 +241,15 @@ class RandomMoves {
 
 TEST(TieredMoves, AnExpertLivesInOneTier) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
+  std::size_t n_compared = 0;
   for (std::uint32_t seed = 0; seed < 24; ++seed) {
     RandomMoves moves(m, seed, seed % 2 == 1);
     moves.run(4000);
     if (testing::Test::HasFailure()) FAIL() << "seed " << seed;
-    EXPECT_GT(moves.n_compared(), 20u);
+    EXPECT_GT(moves.n_compared(), 0u);
+    n_compared += moves.n_compared();
   }
+  EXPECT_GT(n_compared, 2000u);  // records whose bytes were looked at; how many falls to a seed differs from compiler to compiler
 }
 
 // Whole models while reads and copies complete in random orders.
