@@ -89,6 +89,7 @@ struct FfnArgs {
   std::int64_t inner_dim;  // the largest
   GluParams glu;
   bool fast;
+  const uint4* known;      // x of the only token in 8 bits; may be null
 };
 
 __device__ bool multiplies_integers(const Matrix& m, bool fast) {
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_up_kernel(const __grid_cons
   const float* x = a.x + pair.row * a.x_stride;
   float* y = a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim;
   if (!multiplies_integers(pair.w, a.fast)) return exact_rows(pair.w, x, row0, kExactBlock, pair.bias, y);
-  matvec(pair.w, RowLoad{x}, memory, tile, 1 << 20, pair.bias, y, false);
+  matvec(pair.w, RowLoad{x}, memory, tile, 1 << 20, pair.bias, y, false, a.known);
 }
 
 // The choice of experts is older than the kernel before, which waited for it: codes may fly at once.
@@ -469,7 +470,7 @@ void CudaUnits::reserve(Stream& stream, const RoutedFfn& op) {
 }
 
 void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
-  CudaStream& s = use(stream);
+  CudaStream& s = use(stream, Known::Stays);
   const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);
   if (n == 0) return;
   const bool shared = !op.shared.gate.empty();
@@ -487,6 +488,8 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
     a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
     a.glu = glu, a.fast = op.precision == Precision::Fast;
+    const auto may = [](const FfnMatrices& m) { return may_know(cuda::to_device(m.gate)) && may_know(cuda::to_device(m.up)); };
+    if (n == 1 && may(op.first) && (!shared || may(op.shared))) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
     return run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
   }
   const std::int64_t n_pairs = n * top_k;

@@ -25,6 +25,7 @@ struct Jobs {
   const float* x;
   std::int64_t x_stride;
   bool staged;  // exact: rows go through shared memory
+  const uint4* known;  // fast: x in 8 bits, where all matrices take it
 };
 
 __device__ const Job& job_of(const Jobs& jobs, int block) {
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kMvThreads, 3) matvec_fast_kernel(const __grid
   const Job& job = job_of(jobs, blockIdx.x);
   const std::int64_t t = blockIdx.y;
   cuda::matvec(job.w, RowLoad{jobs.x + t * jobs.x_stride}, memory, static_cast<int>(blockIdx.x) - job.first_block, job.n_blocks, job.bias,
-         job.y + t * job.y_stride, true);
+         job.y + t * job.y_stride, true, jobs.known);
 }
 
 __global__ void __launch_bounds__(kExactThreads) matvec_exact_kernel(const __grid_constant__ Jobs jobs) {
@@ -108,11 +109,13 @@ void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
     if (jobs.n == 0) return;
     jobs.x = op.x.f32();
     jobs.x_stride = op.x.stride(0);
-    std::size_t bytes = 0;
     jobs.staged = true;
+    jobs.known = op.x.dim(0) == 1 ? reinterpret_cast<const uint4*>(s.known_of(jobs.x, op.x.dim(1))) : nullptr;
+    std::size_t bytes = 0;
     for (int j = 0; j < jobs.n; ++j) {
       bytes = std::max(bytes, fast ? matvec_bytes(jobs.job[j].w) : exact_bytes(jobs.job[j].w));
       jobs.staged = jobs.staged && exact_bytes(jobs.job[j].w) > 0;
+      if (!may_know(jobs.job[j].w)) jobs.known = nullptr;
     }
     if (!fast && !jobs.staged) bytes = 0;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(op.x.dim(0)));
@@ -169,7 +172,7 @@ void gemm_exact(CudaStream& s, const Matrix& w, const float* x, std::int64_t x_s
 }
 
 void CudaBackend::execute(Stream& stream, const MatMul& op) {
-  CudaStream& s = use(stream);
+  CudaStream& s = use(stream, Known::Stays);
   const std::int64_t n = op.x.dim(0);
   if (n <= kMatvecTokens) {
     run_matvec(s, op, true);

@@ -31,7 +31,9 @@ void UnitState::release() noexcept {
 
 CudaStream& CudaUnits::use(Stream& stream) const {
   check_cuda(cudaSetDevice(device_), "choosing the device");
-  return static_cast<CudaStream&>(stream);
+  auto& s = static_cast<CudaStream&>(stream);
+  s.launch_waiting();
+  return s;
 }
 
 UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) {
