@@ -15,16 +15,14 @@ inline constexpr int kMvWarps = kMvThreads / kWarp;
 // 16-byte loads of a thread in a step: enough in flight, and enough blocks for the chip where rows are short.
 __host__ __device__ constexpr int loads_of(int width) { return width == 16 ? 4 : 8; }
 
-// How codes meet activations. Nibble, Byte, Mx: 16 bytes of codes a load; Nibble64: the same for groups of 64, the common ones. Any: a
-// group at a time, byte by byte.
-enum class Path : std::uint8_t { Nibble, Nibble64, Byte, Mx, Any };
+// How codes meet activations. Nibble, Byte, Mx: 16 bytes of codes a load. Any: a group at a time, byte by byte.
+enum class Path : std::uint8_t { Nibble, Byte, Mx, Any };
 
 __host__ __device__ inline Path path_of(const Matrix& m) {
   if (!m.aligned || m.group * m.bits % 128 != 0 || m.scale_dtype == DType::F32) return Path::Any;
   if (m.kind == quant::FormatKind::Mxfp4) return Path::Mx;
-  return m.bits == 4 ? m.group == 64 ? Path::Nibble64 : Path::Nibble : m.bits == 8 ? Path::Byte : Path::Any;
+  return m.bits == 4 ? Path::Nibble : m.bits == 8 ? Path::Byte : Path::Any;
 }
-__host__ __device__ constexpr bool is_nibble(Path p) { return p == Path::Nibble || p == Path::Nibble64; }
 
 // Activations in shared memory: x8 and, per group, d and the sum of x8 as f32.
 struct QuantizedX {
@@ -43,14 +41,11 @@ __device__ inline QuantizedX quantized_at(std::byte* memory, int cols, int group
 // rint(x / d) clamped to +-127. `inverse` is 1 / d rounded, or 0 where that or a product with it could leave the normal
 // range. With it the quotient is made by one correction of x * inverse, which gives the rounded quotient (Markstein) unless
 // that underflows: then the code is 0 either way.
-__device__ inline int round_code(float x, float d, float inverse) {
-  float quotient;
-  if (inverse != 0.0f) {
-    const float guess = x * inverse;
-    quotient = math::fma(math::fma(-guess, d, x), inverse, guess);
-  } else {
-    quotient = x / d;
-  }
+__device__ inline float quotient_of(float x, float d, float inverse) {
+  const float guess = x * inverse;
+  return math::fma(math::fma(-guess, d, x), inverse, guess);
+}
+__device__ inline int round_code(float quotient) {
   const float r = (quotient + 12582912.0f) - 12582912.0f;
   const float low = r < 127.0f ? r : 127.0f;
   return __float2int_rn(low > -127.0f ? low : -127.0f);
@@ -74,11 +69,15 @@ __device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8],
   d = top / 127.0f;
   const float inverse = d > 0x1p-60f && d < 0x1p60f ? 1.0f / d : 0.0f;
   sum = 0;
+  if (inverse != 0.0f) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    code[i] = d > 0.0f ? round_code(x[i], d, inverse) : 0;
-    sum += code[i];
+    for (int i = 0; i < 8; ++i) code[i] = round_code(quotient_of(x[i], d, inverse));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) code[i] = d > 0.0f ? round_code(x[i] / d) : 0;
   }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += code[i];
   for (int step = lanes / 2; step >= 1; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
 }
 
@@ -86,7 +85,7 @@ __device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8],
 // bank conflicts: even and odd codes (what masking a word leaves), or the halves of every eight. Paired: the even and the
 // odd ones of every eight side by side.
 enum class Order : std::uint8_t { Natural, EvenOddPlanes, HalfPlanes, Paired };
-__device__ inline Order order_of(Path path) { return is_nibble(path) ? Order::EvenOddPlanes : path == Path::Mx ? Order::HalfPlanes : Order::Natural; }
+__device__ inline Order order_of(Path path) { return path == Path::Nibble ? Order::EvenOddPlanes : path == Path::Mx ? Order::HalfPlanes : Order::Natural; }
 
 template <class Load>
 __device__ inline void quantize_block(const Load& load, int cols, int group, Order order, const QuantizedX& q) {
@@ -160,7 +159,7 @@ __host__ __device__ inline int width_of(const Matrix& m) {
   const Path path = path_of(m);
   const int units = row_units(m);
   if (path == Path::Any) return 0;
-  if (is_nibble(path)) return units % 128 == 0 ? 128 : units % 64 == 0 ? 64 : units % 16 == 0 && m.group <= 64 ? 16 : 0;
+  if (path == Path::Nibble) return units % 128 == 0 ? 128 : units % 64 == 0 ? 64 : units % 16 == 0 && m.group <= 64 ? 16 : 0;
   return units % 64 == 0 ? 64 : 0;
 }
 
@@ -173,17 +172,10 @@ __host__ __device__ inline Cut cut_of(const Matrix& m) {
 inline int block_rows(const Matrix& m) { return cut_of(m).rows * kMvWarps; }
 
 // Shared memory behind the activations, twice: per row and group of a step the dot product as f32, then scales and biases
-// as they are. Odd strides: rows of a walk lie in different banks. Nibble64 has the four factors of a group side by side instead
-// (dot, s * d, sum of x8, b * d): a walk of one load and two fmas a group.
+// as they are. Odd strides: rows of a walk lie in different banks.
 struct StepLayout {
   int dot_stride, scale_stride, dots, scales;  // words
-  __host__ __device__ StepLayout(const Cut& c, int scale_bits, Path path) {
-    if (path == Path::Nibble64) {
-      dot_stride = (c.groups + 1) * 4;
-      dots = c.rows * kMvWarps * dot_stride;
-      scale_stride = scales = 0;
-      return;
-    }
+  __host__ __device__ StepLayout(const Cut& c, int scale_bits) {
     dot_stride = c.groups | 1;
     scale_stride = (c.groups * scale_bits / 32) | 1;
     dots = c.rows * kMvWarps * dot_stride;
@@ -195,7 +187,7 @@ __host__ __device__ inline int scale_bits(const Matrix& m) { return width_of(m) 
 __host__ __device__ inline std::size_t steps_offset(const Matrix& m) { return (quantized_bytes(m.cols, m.group) + 15) / 16 * 16; }
 inline std::size_t matvec_bytes(const Matrix& m) {
   const bool any = width_of(m) == 0;
-  return steps_offset(m) + static_cast<std::size_t>(any ? 0 : 2 * StepLayout(cut_of(m), scale_bits(m), path_of(m)).words()) * 4;
+  return steps_offset(m) + static_cast<std::size_t>(any ? 0 : 2 * StepLayout(cut_of(m), scale_bits(m)).words()) * 4;
 }
 
 // What a thread has on its way for one step.
@@ -203,7 +195,6 @@ template <int N>
 struct Loads {
   uint4 w[N];
   uint4 scales, biases;  // 16 bytes of some row's, for those threads that carry any
-  std::uint16_t factor[N];  // Nibble64: the scale (even lanes) or bias (odd ones) of each load's group
 };
 
 template <Path P, int Width>
@@ -215,7 +206,7 @@ class Matvec {
   static constexpr int kScaleBits = P == Path::Mx ? 8 : 16;
 
   __device__ Matvec(const Matrix& matrix, std::byte* memory)
-      : m(matrix), q(quantized_at(memory, matrix.cols, matrix.group)), layout(cut_of(matrix), kScaleBits, P), steps(reinterpret_cast<float*>(memory + steps_offset(matrix))) {
+      : m(matrix), q(quantized_at(memory, matrix.cols, matrix.group)), layout(cut_of(matrix), kScaleBits), steps(reinterpret_cast<float*>(memory + steps_offset(matrix))) {
     shift = 31 - __clz(m.group * m.bits / 128);
     groups = Width >> shift;
   }
@@ -229,13 +220,6 @@ class Matvec {
 #pragma unroll
     for (int u = 0; u < kLoads; ++u)
       if (first + row_of(u) < m.rows) to.w[u] = __ldcs(reinterpret_cast<const uint4*>(base + row_of(u) * m.row_bytes) + unit_of(u));
-    if constexpr (P == Path::Nibble64) {
-      const std::uint8_t* factors = (threadIdx.x & 1 ? m.biases : m.scales) + static_cast<std::size_t>(first) * m.scale_row_bytes + (c0 & ~1);
-#pragma unroll
-      for (int u = 0; u < kLoads; ++u)
-        if (first + row_of(u) < m.rows) to.factor[u] = *reinterpret_cast<const std::uint16_t*>(factors + row_of(u) * m.scale_row_bytes + (unit_of(u) & ~1));
-      return;
-    }
     const int per_row = groups * kScaleBits / 128;  // 16-byte pieces, a power of two
     const int r = groups_of(static_cast<int>(threadIdx.x), per_row), row = row0 + r;
     if (r >= kRows * kMvWarps || row >= m.rows) return;
@@ -248,7 +232,6 @@ class Matvec {
 
   // Dot products and scales of the step, to shared memory.
   __device__ void multiply(int c0, const Loads<kLoads>& from, int which) const {
-    if constexpr (P == Path::Nibble64) return multiply64(c0, from, which);
     float* dots = buffer(which);
     const int lane = threadIdx.x % kWarp, warp_row = static_cast<int>(threadIdx.x) / kWarp * kRows, per_group = 1 << shift;
 #pragma unroll
@@ -271,38 +254,8 @@ class Matvec {
     }
   }
 
-  // A group is two lanes: the even one has its dot product and scale, the odd one the sum of x8 and the bias.
-  __device__ void multiply64(int c0, const Loads<kLoads>& from, int which) const {
-    auto* out = reinterpret_cast<float2*>(buffer(which));
-    const int warp_row = static_cast<int>(threadIdx.x) / kWarp * kRows;
-    const bool odd = threadIdx.x & 1, bf16 = m.scale_dtype == DType::BF16;
-#pragma unroll
-    for (int set = 0; set < kSets; ++set) {
-      const int unit = c0 + unit_of(set);
-      const Activations x(q.x8, m.cols, unit);
-      const float d = q.d[unit >> 1], sum = q.sx[unit >> 1];
-#pragma unroll
-      for (int u = set; u < kLoads; u += kSets) {
-        int s = x.dot(from.w[u]);
-        s += __shfl_xor_sync(kAll, s, 1);
-        const float factor = bf16 ? bf16_to_f32(from.factor[u]) : f16_to_f32(from.factor[u]);
-        out[(warp_row + row_of(u)) * (layout.dot_stride / 2) + unit_of(u)] = {odd ? sum : static_cast<float>(s), factor * d};
-      }
-    }
-  }
-
   // The step's groups in ascending order, for row r of the block.
   __device__ void walk(int c0, int r, int which, float& acc) const {
-    if constexpr (P == Path::Nibble64) {
-      const auto* factors = reinterpret_cast<const float4*>(buffer(which) + r * layout.dot_stride);
-#pragma unroll 8
-      for (int g = 0; g < Width / 2; ++g) {
-        const float4 f = factors[g];
-        acc = math::fma(f.x, f.y, acc);
-        acc = math::fma(f.z, f.w, acc);
-      }
-      return;
-    }
     const float* dots = buffer(which) + r * layout.dot_stride;
     const auto* scales = reinterpret_cast<const unsigned*>(buffer(which) + layout.dots) + r * layout.scale_stride;
     const float *d = q.d + (c0 >> shift), *sx = q.sx + (c0 >> shift);
@@ -348,7 +301,7 @@ class Matvec {
       for (int i = 0; i < 4; ++i) {
         if constexpr (P == Path::Byte) {
           asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(s) : "r"(words[i]), "r"(xa[i]));
-        } else if constexpr (is_nibble(P)) {
+        } else if constexpr (P == Path::Nibble) {
           s = __dp4a(static_cast<int>(words[i] & 0x0f0f0f0fu), xa[i], s);
           s = __dp4a(static_cast<int>(words[i] >> 4 & 0x0f0f0f0fu), xb[i], s);
         } else {
@@ -363,28 +316,18 @@ class Matvec {
   };
 };
 
-// Activations that some kernel before has quantized, as quantized_at() lays them out: to shared memory.
-__device__ inline void copy_known(const uint4* known, int cols, int group, std::byte* memory) {
-  const int n = (cols + groups_of(cols, group) * 8) / 16;
-  for (int i = threadIdx.x; i < n; i += kMvThreads) reinterpret_cast<uint4*>(memory)[i] = __ldcg(known + i);
-}
-
-// Blocks `tile`, `tile` + `tile_step`, .. of W's rows times x; y and bias are indexed by row. `load` as for quantize_block; `known`: its
-// result where that is there already (may_know), else null.
+// Blocks `tile`, `tile` + `tile_step`, .. of W's rows times x; y and bias are indexed by row. `load` as for quantize_block.
 // `early`: the matrix is known without the kernel before, so its codes may be on their way before wait_inputs(). One warp
 // walks a block of rows while the others are at the next.
 template <Path P, int Width, class Load>
-__device__ inline void matvec_path(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early, const uint4* known) {
+__device__ inline void matvec_path(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
   const Matvec<P, Width> mv(m, memory);
   constexpr int kRows = Matvec<P, Width>::kRows * kMvWarps, kWalkers = (kRows + kWarp - 1) / kWarp;
   const int n_tiles = (m.rows + kRows - 1) / kRows, units = row_units(m);
   Loads<loads_of(Width)> loads;
   mv.fetch(tile * kRows, 0, loads);
   if (early) begin_kernel();
-  if (P == Path::Nibble64 && known != nullptr)
-    copy_known(known, m.cols, m.group, memory);
-  else
-    quantize_block(load, m.cols, m.group, order_of(P), mv.q);
+  quantize_block(load, m.cols, m.group, order_of(P), mv.q);
   __syncthreads();
   float acc = 0.0f;
   int walker = 0;
@@ -439,27 +382,26 @@ __device__ inline void matvec_any(const Matrix& m, const Load& load, std::byte* 
   }
 }
 
+// Whether a matvec of this matrix takes activations that were quantized before (matvec64.h): groups of kKnownGroup, even and odd planes.
+inline constexpr int kKnownGroup = 64;
+inline bool may_know(const Matrix& m) { return path_of(m) == Path::Nibble && m.group == kKnownGroup && width_of(m) != 0; }
+
+// Activations that some kernel before has quantized, as quantized_at() lays them out: to shared memory.
+__device__ inline void copy_known(const uint4* known, int cols, std::byte* memory) {
+  for (int i = threadIdx.x; i < (cols + cols / 8) / 16; i += kMvThreads) reinterpret_cast<uint4*>(memory)[i] = __ldcg(known + i);
+}
+
 template <class Load>
-__device__ inline void matvec(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early,
-                              const uint4* known = nullptr) {
+__device__ inline void matvec(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
   const int width = width_of(m);
   if (width == 0) return matvec_any(m, load, memory, tile, tile_step, bias, y, early);
   const Path path = path_of(m);
-  if (path == Path::Nibble64) {
-    if (width == 16) return matvec_path<Path::Nibble64, 16>(m, load, memory, tile, tile_step, bias, y, early, known);
-    if (width == 64) return matvec_path<Path::Nibble64, 64>(m, load, memory, tile, tile_step, bias, y, early, known);
-    return matvec_path<Path::Nibble64, 128>(m, load, memory, tile, tile_step, bias, y, early, known);
-  }
-  if (path == Path::Byte) return matvec_path<Path::Byte, 64>(m, load, memory, tile, tile_step, bias, y, early, nullptr);
-  if (path == Path::Mx) return matvec_path<Path::Mx, 64>(m, load, memory, tile, tile_step, bias, y, early, nullptr);
-  if (width == 16) return matvec_path<Path::Nibble, 16>(m, load, memory, tile, tile_step, bias, y, early, nullptr);
-  if (width == 64) return matvec_path<Path::Nibble, 64>(m, load, memory, tile, tile_step, bias, y, early, nullptr);
-  return matvec_path<Path::Nibble, 128>(m, load, memory, tile, tile_step, bias, y, early, nullptr);
+  if (path == Path::Byte) return matvec_path<Path::Byte, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  if (path == Path::Mx) return matvec_path<Path::Mx, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  if (width == 16) return matvec_path<Path::Nibble, 16>(m, load, memory, tile, tile_step, bias, y, early);
+  if (width == 64) return matvec_path<Path::Nibble, 64>(m, load, memory, tile, tile_step, bias, y, early);
+  return matvec_path<Path::Nibble, 128>(m, load, memory, tile, tile_step, bias, y, early);
 }
-
-// Whether a matvec of this matrix takes activations that were quantized before: groups of kKnownGroup, even and odd planes.
-inline constexpr int kKnownGroup = 64;
-inline bool may_know(const Matrix& m) { return path_of(m) == Path::Nibble64 && width_of(m) != 0; }
 
 // Eight values of a row of f32, whatever its alignment.
 struct RowLoad {

@@ -9,6 +9,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/matmul.h"
+#include "backend/cuda/matvec64.h"
 
 namespace moeflux::backend::cuda {
 namespace {
@@ -89,7 +90,7 @@ struct FfnArgs {
   std::int64_t inner_dim;  // the largest
   GluParams glu;
   bool fast;
-  const uint4* known;      // x of the only token in 8 bits; may be null
+  const uint4* known;      // x of the only token in 8 bits: ffn_up64_kernel
 };
 
 __device__ bool multiplies_integers(const Matrix& m, bool fast) {
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_up_kernel(const __grid_cons
   const float* x = a.x + pair.row * a.x_stride;
   float* y = a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim;
   if (!multiplies_integers(pair.w, a.fast)) return exact_rows(pair.w, x, row0, kExactBlock, pair.bias, y);
-  matvec(pair.w, RowLoad{x}, memory, tile, 1 << 20, pair.bias, y, false, a.known);
+  matvec(pair.w, RowLoad{x}, memory, tile, 1 << 20, pair.bias, y, false);
 }
 
 // The choice of experts is older than the kernel before, which waited for it: codes may fly at once.
@@ -137,6 +138,45 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_co
     return exact_rows(pair.w, gate, row0, kExactBlock, pair.bias, y);
   }
   matvec(pair.w, GluLoad{gate, up, pair.shared ? GluParams{} : a.glu}, memory, tile, 1 << 20, pair.bias, y, true);
+}
+
+// The two for one token where all matrices have 4-bit codes in groups of 64 (matvec64.h).
+template <int Width, bool Bf16>
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_constant__ FfnArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  begin_kernel();  // which expert it is, the kernel before says
+  const int p = blockIdx.y, halves = gridDim.x / 2;
+  const bool up = static_cast<int>(blockIdx.x) >= halves;
+  const auto pair = a.pairs.pair(p, up ? kUp : kGate);
+  Matvec64<Width, Bf16> mv{pair.w, memory};
+  const int tile = static_cast<int>(blockIdx.x) - (up ? halves : 0);
+  if (tile * mv.kBlockRows >= pair.w.rows) return;
+  mv.fetch(tile * mv.kBlockRows, 0);
+  copy_known(a.known, pair.w.cols, memory);
+  __syncthreads();
+  mv.run(quantized_at(memory, pair.w.cols, kKnownGroup), tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim);
+}
+
+template <int Width, bool Bf16>
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_constant__ FfnArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const int p = blockIdx.y, tile = blockIdx.x;
+  const auto pair = a.pairs.pair(p, kDown);  // older than the kernel before: see ffn_down_kernel
+  Matvec64<Width, Bf16> mv{pair.w, memory};
+  const int cols = pair.w.cols;
+  if (tile * mv.kBlockRows < pair.w.rows) mv.fetch(tile * mv.kBlockRows, 0);
+  begin_kernel();
+  if (tile * mv.kBlockRows >= pair.w.rows) return;
+  const GluParams glu = pair.shared ? GluParams{} : a.glu;
+  const float *gate = a.inner + static_cast<std::int64_t>(p) * 2 * a.inner_dim, *up = gate + a.inner_dim;
+  auto* row = reinterpret_cast<float*>(memory + Matvec64<Width, Bf16>::bytes(cols));
+#pragma unroll 2
+  for (int i = threadIdx.x; i < cols; i += kMvThreads) row[i] = glu(gate[i], up[i]);
+  __syncthreads();
+  const QuantizedX q = quantized_at(memory, cols, kKnownGroup);
+  quantize_block(RowLoad{row}, cols, kKnownGroup, Order::EvenOddPlanes, q);
+  __syncthreads();
+  mv.run(q, tile, 1 << 20, pair.bias, pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride);
 }
 
 // gate = glu(gate, up) where down sees f32 activations.
@@ -177,6 +217,28 @@ void run_pairs(CudaStream& s, FfnArgs a, const Shapes& shapes, std::int64_t n_pa
   launch_large(s, "ExpertFfn: gate and up", ffn_up_kernel, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads, shapes.up_bytes, a);
   if (shapes.glu_apart) launch(s, "ExpertFfn: glu", ffn_glu_kernel, dim3(4, n), 128, 0, a);
   launch_large(s, "ExpertFfn: down", ffn_down_kernel, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads, shapes.down_bytes, a);
+}
+
+bool all_matvec64(const RoutedFfn& op, bool shared) {
+  const auto alike = [&](const quant::MatrixView& a, const quant::MatrixView& b) { return same_matvec64(cuda::to_device(a), cuda::to_device(b)); };
+  const FfnMatrices &f = op.first, &s = op.shared;
+  return alike(f.gate, f.gate) && alike(f.gate, f.up) && alike(f.down, f.down) &&
+         (!shared || (alike(f.gate, s.gate) && alike(f.gate, s.up) && alike(f.down, s.down)));
+}
+
+void run_pairs64(CudaStream& s, FfnArgs a, const RoutedFfn& op, const Shapes& shapes, std::int64_t n_pairs) {
+  const Matrix gate = cuda::to_device(op.first.gate), down = cuda::to_device(op.first.down);
+  a.inner_dim = shapes.inner;
+  a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
+  const auto n = static_cast<unsigned>(n_pairs);
+  with_matvec64(gate, [&]<int Width, bool Bf16>() {
+    launch_large(s, "ExpertFfn: gate and up", ffn_up64_kernel<Width, Bf16>, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads,
+                 Matvec64<Width, Bf16>::bytes(gate.cols), a);
+  });
+  with_matvec64(down, [&]<int Width, bool Bf16>() {
+    launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Width, Bf16>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
+                 Matvec64<Width, Bf16>::bytes(down.cols) + static_cast<std::size_t>(down.cols) * 4, a);
+  });
 }
 
 // ---- many tokens
@@ -271,7 +333,21 @@ __global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std
   const int tid = threadIdx.x, n = n_tokens * top_k;
   for (int e = tid; e <= n_experts; e += blockDim.x) start[e] = 0;
   __syncthreads();
-  for (int i = tid; i < n; i += blockDim.x) atomicAdd(&start[ids[i / top_k * ids_stride + i % top_k] + 1], 1);
+  constexpr int kBatch = 8;  // loads of a thread under way
+  const auto each_pair = [&](auto&& f) {
+    for (int i0 = tid; i0 < n; i0 += kBatch * static_cast<int>(blockDim.x)) {
+      int expert[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = i0 + k * static_cast<int>(blockDim.x);
+        expert[k] = i < n ? ids[i / top_k * ids_stride + i % top_k] : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k)
+        if (expert[k] >= 0) f(i0 + k * static_cast<int>(blockDim.x), expert[k]);
+    }
+  };
+  each_pair([&](int, int expert) { atomicAdd(&start[expert + 1], 1); });
   __syncthreads();
   if (tid == 0) {  // starts of experts, and of their tiles (kept in cursor until they are written)
     int tiles = 0;
@@ -291,11 +367,11 @@ __global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std
   }
   __syncthreads();
   for (int i = n_tiles + tid; i < lists.max_tiles; i += blockDim.x) lists.tiles[i] = {0, 0, 0};
-  for (int i = tid; i < n; i += blockDim.x) {
-    const int at = atomicAdd(&cursor[ids[i / top_k * ids_stride + i % top_k]], 1);
+  each_pair([&](int i, int expert) {
+    const int at = atomicAdd(&cursor[expert], 1);
     lists.rows[at] = i / top_k;
     lists.slots[at] = i;
-  }
+  });
 }
 
 Lists lists_at(CudaStream& s, std::int64_t n_entries, int max_tiles) {
@@ -488,8 +564,8 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
     a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
     a.glu = glu, a.fast = op.precision == Precision::Fast;
-    const auto may = [](const FfnMatrices& m) { return may_know(cuda::to_device(m.gate)) && may_know(cuda::to_device(m.up)); };
-    if (n == 1 && may(op.first) && (!shared || may(op.shared))) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
+    if (n == 1 && a.fast && all_matvec64(op, shared)) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
+    if (a.known != nullptr) return run_pairs64(s, a, op, shapes, top_k + (shared ? 1 : 0));
     return run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
   }
   const std::int64_t n_pairs = n * top_k;

@@ -21,8 +21,10 @@ __device__ inline float minus_inf() { return -__int_as_float(0x7f800000); }
 // Experts outside the best groups get a key of -inf. One warp; groups are few.
 __device__ inline void mask_groups(const RouteArgs& a, float* key, float* value, int lane) {
   const int size = a.n_experts / a.n_groups;
+#pragma unroll 1
   for (int g = lane; g < a.n_groups; g += kWarp) {
     float best = minus_inf(), second = minus_inf();
+#pragma unroll 1
     for (int e = g * size; e < (g + 1) * size; ++e) {
       if (key[e] > best) {
         second = best;
@@ -34,10 +36,13 @@ __device__ inline void mask_groups(const RouteArgs& a, float* key, float* value,
     value[g] = a.score == RouterScore::Sigmoid && size > 1 ? best + second : best;
   }
   __syncwarp();
+#pragma unroll 1
   for (int g = lane; g < a.n_groups; g += kWarp) {
     int better = 0;
+#pragma unroll 1
     for (int o = 0; o < a.n_groups; ++o) better += value[o] > value[g] || (value[o] == value[g] && o < g);
     if (better >= a.topk_groups)
+#pragma unroll 1
       for (int e = g * size; e < (g + 1) * size; ++e) key[e] = minus_inf();
   }
   __syncwarp();
@@ -46,17 +51,22 @@ __device__ inline void mask_groups(const RouteArgs& a, float* key, float* value,
 // score = exp(score - max) * (1 / sum16(exp)).
 __device__ inline void softmax(float* score, int n, int lane) {
   float top = score[0];
+#pragma unroll 1
   for (int e = lane; e < n; e += kWarp) top = top > score[e] ? top : score[e];
+#pragma unroll 1
   for (int step = 16; step >= 1; step /= 2) {
     const float other = __shfl_xor_sync(kAll, top, step);
     top = top > other ? top : other;
   }
+#pragma unroll 2
   for (int e = lane; e < n; e += kWarp) score[e] = math::exp(score[e] - top);
   __syncwarp();
   float sum = 0.0f;
+#pragma unroll 1
   for (int e = lane & 15; e < n; e += 16) sum = sum + score[e];
   const float inv = 1.0f / tree16(sum);
   __syncwarp();
+#pragma unroll 2
   for (int e = lane; e < n; e += kWarp) score[e] = score[e] * inv;
 }
 
@@ -72,9 +82,11 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
   if (a.score == RouterScore::Softmax) {
     softmax(score, a.n_experts, lane);
   } else if (a.score == RouterScore::Sigmoid) {
+#pragma unroll 2
     for (int e = lane; e < a.n_experts; e += kWarp) score[e] = math::sigmoid(score[e]);
   }
   __syncwarp();
+#pragma unroll 1
   for (int e = lane; e < a.n_experts; e += kWarp) key[e] = a.select_bias == nullptr ? score[e] : score[e] + a.select_bias[e];
   __syncwarp();
   if (a.n_groups > 1) mask_groups(a, key, value, lane);
@@ -85,6 +97,7 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
   unsigned own[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) own[i] = 0;
+#pragma unroll 2
   for (int e = lane; e < a.n_experts; e += kWarp) {
     const float k = key[e];
     const unsigned bits = __float_as_uint(k == 0.0f ? 0.0f : k);
@@ -96,6 +109,7 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
     for (int i = 0; i < kOwn; ++i)
       if (lane + i * kWarp < a.n_experts) own[i] = order[lane + i * kWarp];
   __syncwarp();
+#pragma unroll 1
   for (int r = 0; r < a.top_k; ++r) {
     unsigned best = 0;
     int at = a.n_experts;
@@ -104,6 +118,7 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
       for (int i = 0; i < kOwn; ++i)
         if (own[i] > best) best = own[i], at = lane + i * kWarp;
     } else {
+#pragma unroll 1
       for (int e = lane; e < a.n_experts; e += kWarp)
         if (order[e] > best) best = order[e], at = e;
     }
@@ -122,6 +137,7 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
   __syncwarp();
   if (lane == 0) {
     float sum = 0.0f;
+#pragma unroll 1
     for (int r = 0; r < a.top_k; ++r) {
       const float w = a.score == RouterScore::SoftmaxOfChosen ? math::exp(score[chosen[r]] - score[chosen[0]]) : score[chosen[r]];
       chosen_weights[r] = w;
@@ -131,6 +147,7 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
   }
   __syncwarp();
   const float divisor = value[0];
+#pragma unroll 1
   for (int r = lane; r < a.top_k; r += kWarp) {
     float w = chosen_weights[r];
     if (a.normalize || a.score == RouterScore::SoftmaxOfChosen) w = w / divisor;
