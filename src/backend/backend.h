@@ -33,6 +33,9 @@ class Backend {
   virtual Copier& copier() noexcept = 0;
   virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
 
+  // Whether ops may read experts in pinned_allocator()'s memory (RoutedFfn::host_offset).
+  virtual bool reads_pinned() const noexcept { return false; }
+
   // Copies between pinned_allocator()'s memory and allocator()'s beside what streams compute; null where both are the same
   // memory. The backend outlives it.
   virtual std::unique_ptr<AsyncCopier> make_async_copier() { return nullptr; }

@@ -186,6 +186,7 @@ class CudaBackend final : public Backend {
   Allocator& allocator() noexcept override { return allocator_; }
   Allocator& pinned_allocator() noexcept override { return pinned_; }
   Copier& copier() noexcept override { return copier_; }
+  bool reads_pinned() const noexcept override { return true; }
   std::unique_ptr<AsyncCopier> make_async_copier() override { return std::make_unique<DeviceAsyncCopier>(device_); }
   void run_sequence(Stream& stream, const DeltaMix& m) override;
   void run_sequence(Stream& stream, const HeadInputs& m) override;

@@ -25,10 +25,11 @@ Ffn to_device(const FfnMatrices& m) {
 
 enum Which { kGate, kUp, kDown };
 
-// Where a pair's matrices are: in a table, or `stride` bytes a slot behind the first.
+// Where a pair's matrices are: in a table, or `stride` bytes a slot behind the first, in device memory or `host_offset` bytes away in
+// main memory, which the device reads over the link.
 struct FfnSource {
   Ffn first;
-  std::int64_t stride;
+  std::int64_t stride, host_offset;
   const std::int32_t* slot_of;
   const Ffn* table;
 
@@ -37,7 +38,8 @@ struct FfnSource {
     Matrix m = which == kGate ? f.gate : which == kUp ? f.up : f.down;
     bias = which == kGate ? f.gate_bias : which == kUp ? f.up_bias : f.down_bias;
     if (table == nullptr) {
-      const std::int64_t at = stride * (slot_of != nullptr ? slot_of[expert] : expert);
+      const int slot = slot_of != nullptr ? slot_of[expert] : expert;
+      const std::int64_t at = slot < 0 ? host_offset + stride * (-2 - slot) : stride * slot;
       m.data += at, m.scales += at, m.biases += at;
       if (bias != nullptr) bias = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(bias) + at);
     }
@@ -550,7 +552,7 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
   const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);
   if (n == 0) return;
   const bool shared = !op.shared.gate.empty();
-  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.slot_of, nullptr};
+  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.host_offset, op.slot_of, nullptr};
   const GluParams glu{op.glu, op.limit, op.alpha};
   if (n <= kMatvecTokens) {
     Shapes shapes;
