@@ -494,6 +494,7 @@ __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* 
   float* xs = w + kExactRows * m.cols;
   if (staged) {
     const int per_row = (m.cols + 7) / 8;
+#pragma unroll 4
     for (int e = threadIdx.x; e < n * per_row; e += kExactThreads) {
       const int row = e >= per_row ? 1 : 0, c = (e - row * per_row) * 8;
       float v[8];
@@ -505,7 +506,12 @@ __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* 
   }
   if (early) begin_kernel();
   if (staged) {
-    for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
+    if (m.cols % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
+#pragma unroll 4
+      for (int i = threadIdx.x * 4; i < m.cols; i += kExactThreads * 4) *reinterpret_cast<float4*>(xs + i) = *reinterpret_cast<const float4*>(x + i);
+    } else {
+      for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
+    }
     __syncthreads();
   }
   if (r >= kExactRows) return;

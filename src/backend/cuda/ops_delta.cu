@@ -89,14 +89,11 @@ constexpr int kColumns = 16;     // of a block, eight threads each
 constexpr int kDeltaThreads = kColumns * 8;
 constexpr int kTokens = 16;      // staged together
 
-// Keys and queries of some tokens in shared memory, the next ones on their way. The values of one thread stand side by side, in wide
-// loads; those of the next thread four words past the next multiple of 16, in other banks.
+// Keys and queries of some tokens in shared memory, the next ones on their way.
 template <int N>
 struct DeltaStage {
-  static constexpr int kPart = 2 * N + 4;
-  float k[kTokens][8 * kPart], q[kTokens][8 * kPart];
+  float k[kTokens][16 * N], q[kTokens][16 * N];
   float v[kTokens][kColumns], decay[kTokens], beta[kTokens];
-  static __device__ int at(int d) { return (d & 7) * kPart + (d >> 3 & 1) * N + d / 16; }
 };
 
 template <int N>
@@ -106,10 +103,10 @@ __device__ void stage_tokens(const DeltaArgs& a, int h, int kh, int c0, int t0, 
     const int t = e / (16 * N), d = e % (16 * N);
     const bool has = d < a.dk;
     if (has) {
-      __pipeline_memcpy_async(&s.k[t][s.at(d)], a.k + (t0 + t) * a.k_stride + kh * a.k_head + d, 4);
-      __pipeline_memcpy_async(&s.q[t][s.at(d)], a.q + (t0 + t) * a.q_stride + kh * a.q_head + d, 4);
+      __pipeline_memcpy_async(&s.k[t][d], a.k + (t0 + t) * a.k_stride + kh * a.k_head + d, 4);
+      __pipeline_memcpy_async(&s.q[t][d], a.q + (t0 + t) * a.q_stride + kh * a.q_head + d, 4);
     } else {
-      s.k[t][s.at(d)] = 0.0f, s.q[t][s.at(d)] = 0.0f;
+      s.k[t][d] = 0.0f, s.q[t][d] = 0.0f;
     }
   }
   for (int e = threadIdx.x; e < n * kColumns; e += kDeltaThreads) {
@@ -122,21 +119,11 @@ __device__ void stage_tokens(const DeltaArgs& a, int h, int kh, int c0, int t0, 
   }
 }
 
-// A thread's N values of lane `part`, or of the other one.
-template <int N>
-__device__ inline void load_lane(const float* from, float (&to)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(from + i);
-    to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
-  }
-}
-
 // Eight threads have a column of the state in registers: thread p lanes p and p + 8 of the sixteen, so the first step
 // of the tree is its own and three shuffles make the rest. N values a lane: dk <= 16 N.
 template <int N>
 __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaArgs a) {
-  __shared__ __align__(16) DeltaStage<N> stage[2];
+  __shared__ DeltaStage<N> stage[2];
   begin_kernel();
   const int part = threadIdx.x & 7, column = threadIdx.x / 8, c0 = blockIdx.x * kColumns, c = c0 + column, h = blockIdx.y;
   const bool live = c < a.dv;
@@ -158,16 +145,13 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaArgs a) {
     __syncthreads();
     const DeltaStage<N>& in = stage[buffer];
     const int n = min(kTokens, a.n_tokens - t0);
-#pragma unroll 2
+#pragma unroll 4
     for (int t = 0; t < n; ++t) {
       const float decay = in.decay[t], beta = in.beta[t], vc = in.v[t][column];
-      float k0[N], k1[N], q0[N], q1[N], m0 = 0.0f, m1 = 0.0f;
-      load_lane<N>(&in.k[t][part * in.kPart], k0);
-      load_lane<N>(&in.k[t][part * in.kPart + N], k1);
-      load_lane<N>(&in.q[t][part * in.kPart], q0);
-      load_lane<N>(&in.q[t][part * in.kPart + N], q1);
+      float k0[N], k1[N], m0 = 0.0f, m1 = 0.0f;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
+        k0[i] = in.k[t][i * 16 + part], k1[i] = in.k[t][i * 16 + part + 8];
         s0[i] = s0[i] * decay;
         s1[i] = s1[i] * decay;
         m0 = math::fma(k0[i], s0[i], m0);
@@ -182,8 +166,8 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaArgs a) {
       for (int i = 0; i < N; ++i) {
         s0[i] = math::fma(k0[i], d, s0[i]);
         s1[i] = math::fma(k1[i], d, s1[i]);
-        y0 = math::fma(q0[i], s0[i], y0);
-        y1 = math::fma(q1[i], s1[i], y1);
+        y0 = math::fma(in.q[t][i * 16 + part], s0[i], y0);
+        y1 = math::fma(in.q[t][i * 16 + part + 8], s1[i], y1);
       }
       float y = y0 + y1;
 #pragma unroll

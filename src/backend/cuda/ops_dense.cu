@@ -92,13 +92,22 @@ __global__ void norm_kernel(NormArgs a) {
     for (int k = 0; k < kEarly; ++k) weight[k] = threadIdx.x + k * blockDim.x < n ? a.weight[threadIdx.x + k * blockDim.x] : 0.0f;
   begin_kernel();
   float* x = a.x.row(r);
-  for (int i = threadIdx.x; i < n; i += blockDim.x) {
-    float v = x[i];
-    if constexpr (Kind == NormKind::AddRms) {
-      v = v + a.other.row(r)[i];
-      x[i] = v;
-    }
-    row[i] = v;
+  const float* other = Kind == NormKind::AddRms ? a.other.row(r) : nullptr;
+  constexpr int kBatch = 4;  // loads under way
+  for (int i0 = threadIdx.x; i0 < n; i0 += kBatch * static_cast<int>(blockDim.x)) {
+    float v[kBatch], add[kBatch] = {};
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (const int i = i0 + k * static_cast<int>(blockDim.x); i < n) {
+        v[k] = x[i];
+        if constexpr (Kind == NormKind::AddRms) add[k] = other[i];
+      }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (const int i = i0 + k * static_cast<int>(blockDim.x); i < n) {
+        if constexpr (Kind == NormKind::AddRms) x[i] = v[k] = v[k] + add[k];
+        row[i] = v[k];
+      }
   }
   __syncthreads();
   if (threadIdx.x < kWarp) {

@@ -57,12 +57,23 @@ __device__ inline void put_known_head(const float* x, int n, int at, int cols, i
   }
 }
 
+template <int N>
+__device__ inline void load_values(const float* from, float (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from + i);
+    to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
+  }
+}
+
 // A block per value head: convolution of the channels that head reads, norms of its query and key, the delta rule with eight threads a
 // column of the state (ops_delta.cu), the gated norm. The value heads of a key head convolve the same channels, so they are a
 // cluster and the first of them moves the channels' state on when all have read it.
 __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_constant__ DeltaMixArgs a) {
   constexpr int N = kMostDim / 16;
+  constexpr int kPart = 2 * N + 4;  // a thread's values of a key side by side, the next thread's in other banks
   __shared__ float x[3 * kMostDim], out[kMostDim], factors[3], gates[2];
+  __shared__ __align__(16) float normed[2][8 * kPart];  // query and key as the threads of a column want them
   const int per_key = a.n_v_heads / a.n_k_heads, kh = blockIdx.x / per_key, rank = blockIdx.x % per_key;
   const int h = a.tiled ? rank * a.n_k_heads + kh : static_cast<int>(blockIdx.x);
   const int tid = threadIdx.x, part = tid & 7, column = tid / 8, dk = a.dk, dv = a.dv;
@@ -108,14 +119,18 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
     if (lane == 0) factors[warp] = warp == 0 ? a.q_scale / math::sqrt(dot + a.q_eps) : a.k_scale / math::sqrt(dot + a.k_eps);
   }
   __syncthreads();
+  for (int i = tid; i < 2 * kMostDim; i += static_cast<int>(blockDim.x)) {
+    const int which = i / kMostDim, e = i % kMostDim;
+    normed[which][(e & 7) * kPart + (e >> 3 & 1) * N + e / 16] = e < dk ? x[which * dk + e] * factors[which] : 0.0f;
+  }
+  __syncthreads();
 
-  const float decay = gates[0], beta = gates[1], fq = factors[0], fk = factors[1];
+  const float decay = gates[0], beta = gates[1];
   float k0[N], k1[N], m0 = 0.0f, m1 = 0.0f;
+  load_values<N>(&normed[1][part * kPart], k0);
+  load_values<N>(&normed[1][part * kPart + N], k1);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int e = i * 16 + part;
-    k0[i] = e < dk ? x[dk + e] * fk : 0.0f;
-    k1[i] = e + 8 < dk ? x[dk + e + 8] * fk : 0.0f;
     s0[i] = s0[i] * decay;
     s1[i] = s1[i] * decay;
     m0 = math::fma(k0[i], s0[i], m0);
@@ -128,11 +143,15 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
   float y0 = 0.0f, y1 = 0.0f;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const int e = i * 16 + part;
     s0[i] = math::fma(k0[i], d, s0[i]);
     s1[i] = math::fma(k1[i], d, s1[i]);
-    y0 = math::fma(e < dk ? x[e] * fq : 0.0f, s0[i], y0);
-    y1 = math::fma(e + 8 < dk ? x[e + 8] * fq : 0.0f, s1[i], y1);
+  }
+  load_values<N>(&normed[0][part * kPart], k0);
+  load_values<N>(&normed[0][part * kPart + N], k1);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    y0 = math::fma(k0[i], s0[i], y0);
+    y1 = math::fma(k1[i], s1[i], y1);
   }
   float y = y0 + y1;
 #pragma unroll
