@@ -468,44 +468,68 @@ __device__ inline float exact_row(const Matrix& m, int row, const float* x, int 
   return tree16(acc);
 }
 
+// What the exact kernels have code of their own for: rows that start at multiples of 16 bytes and have whole eights of weights.
+enum class Exact : std::uint8_t { Any, Bf16, Byte };
+inline Exact exact_of(const Matrix& m) {
+  if (!m.aligned || m.cols % 8 != 0) return Exact::Any;
+  return m.kind == quant::FormatKind::BF16 ? Exact::Bf16 : m.kind == quant::FormatKind::Affine && m.bits == 8 && m.scale_dtype == DType::BF16 ? Exact::Byte : Exact::Any;
+}
+
 // Eight weights of a row from column c (a multiple of 8) on.
+__device__ inline void decode8_bf16(const std::uint8_t* p, float (&out)[8]) {
+  const uint4 w = *reinterpret_cast<const uint4*>(p);
+  const unsigned words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+}
+__device__ inline void decode8_byte(const std::uint8_t* p, float s, float b, float (&out)[8]) {
+  const uint2 w = *reinterpret_cast<const uint2*>(p);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = math::fma(s, static_cast<float>((i < 4 ? w.x : w.y) >> i % 4 * 8 & 255u), b);
+}
+template <Exact E>
 __device__ inline void decode8(const Matrix& m, int row, int c, float (&out)[8]) {
   const std::uint8_t* p = m.data + static_cast<std::size_t>(row) * m.row_bytes;
-  if (m.kind == quant::FormatKind::BF16 && m.aligned && c + 8 <= m.cols) {
-    const uint4 w = *reinterpret_cast<const uint4*>(p + 2 * c);
-    const unsigned words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[2 * i] = __uint_as_float(words[i] << 16), out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  if constexpr (E == Exact::Byte) {
+    const std::size_t at = static_cast<std::size_t>(row) * m.scale_row_bytes + static_cast<std::size_t>(groups_of(c, m.group)) * 2;
+    decode8_byte(p + c, bf16_to_f32(*reinterpret_cast<const std::uint16_t*>(m.scales + at)), bf16_to_f32(*reinterpret_cast<const std::uint16_t*>(m.biases + at)), out);
+  } else if constexpr (E == Exact::Bf16) {
+    decode8_bf16(p + 2 * c, out);
+  } else if (m.kind == quant::FormatKind::BF16 && m.aligned && c + 8 <= m.cols) {
+    decode8_bf16(p + 2 * c, out);
   } else if (m.kind == quant::FormatKind::Affine && m.bits == 8 && m.aligned) {
-    const uint2 w = *reinterpret_cast<const uint2*>(p + c);
-    const float s = scale_of(m, row, c / m.group), b = bias_of(m, row, c / m.group);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) out[i] = math::fma(s, static_cast<float>((i < 4 ? w.x : w.y) >> i % 4 * 8 & 255u), b);
+    decode8_byte(p + c, scale_of(m, row, c / m.group), bias_of(m, row, c / m.group), out);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) out[i] = c + i < m.cols ? weight_at(m, row, c + i) : 0.0f;
   }
 }
 
-// Rows [row0, row0 + kExactRows) times x; y and bias by row. `staged`: shared memory of exact_bytes is there.
+// Rows [row0, row0 + kExactRows) times x; y and bias by row. `staged`: shared memory of exact_bytes is there; always for E other than Any.
+template <Exact E>
 __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* memory, bool staged, int row0, const float* bias, float* y, bool early) {
   const int n = min(kExactRows, m.rows - row0), r = threadIdx.x / 16;
   auto* w = reinterpret_cast<float*>(memory);
   float* xs = w + kExactRows * m.cols;
-  if (staged) {
+  if (E != Exact::Any || staged) {
     const int per_row = (m.cols + 7) / 8;
-#pragma unroll 4
+#pragma unroll(E == Exact::Any ? 1 : 4)
     for (int e = threadIdx.x; e < n * per_row; e += kExactThreads) {
       const int row = e >= per_row ? 1 : 0, c = (e - row * per_row) * 8;
       float v[8];
-      decode8(m, row0 + row, c, v);
+      decode8<E>(m, row0 + row, c, v);
+      if constexpr (E != Exact::Any) {
+        auto* to = reinterpret_cast<float4*>(&w[row * m.cols + c]);
+        to[0] = {v[0], v[1], v[2], v[3]}, to[1] = {v[4], v[5], v[6], v[7]};
+      } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (c + i < m.cols) w[row * m.cols + c + i] = v[i];
+        for (int i = 0; i < 8; ++i)
+          if (c + i < m.cols) w[row * m.cols + c + i] = v[i];
+      }
     }
   }
   if (early) begin_kernel();
-  if (staged) {
+  if (E != Exact::Any || staged) {
     if (m.cols % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
 #pragma unroll 4
       for (int i = threadIdx.x * 4; i < m.cols; i += kExactThreads * 4) *reinterpret_cast<float4*>(xs + i) = *reinterpret_cast<const float4*>(x + i);
@@ -517,7 +541,7 @@ __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* 
   if (r >= kExactRows) return;
   const int row = min(r, n - 1), lane = threadIdx.x & 15;
   float v = 0.0f;
-  if (staged) {
+  if (E != Exact::Any || staged) {
 #pragma unroll 16
     for (int i = lane; i < m.cols; i += 16) v = math::fma(xs[i], w[row * m.cols + i], v);
     v = tree16(v);

@@ -57,11 +57,12 @@ __global__ void __launch_bounds__(kMvThreads, 3) matvec64_kernel(const __grid_co
   mv.run(quantized_at(memory, job.w.cols, kKnownGroup), tile, job.n_blocks, job.bias, job.y);
 }
 
+template <Exact E>
 __global__ void __launch_bounds__(kExactThreads) matvec_exact_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ __align__(16) std::byte memory[];
   const Job& job = job_of(jobs, blockIdx.x);
   const std::int64_t t = blockIdx.y;
-  matvec_exact(job.w, jobs.x + t * jobs.x_stride, memory, jobs.staged, (static_cast<int>(blockIdx.x) - job.first_block) * kExactRows, job.bias,
+  matvec_exact<E>(job.w, jobs.x + t * jobs.x_stride, memory, jobs.staged, (static_cast<int>(blockIdx.x) - job.first_block) * kExactRows, job.bias,
                job.y + t * job.y_stride, true);
 }
 
@@ -127,20 +128,25 @@ void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
     jobs.staged = true;
     jobs.known = fast && op.x.dim(0) == 1 ? reinterpret_cast<const uint4*>(s.known_of(jobs.x, op.x.dim(1))) : nullptr;
     std::size_t bytes = 0;
+    Exact exact = exact_of(jobs.job[0].w);
     for (int j = 0; j < jobs.n; ++j) {
       bytes = std::max(bytes, fast ? matvec_bytes(jobs.job[j].w) : exact_bytes(jobs.job[j].w));
       jobs.staged = jobs.staged && exact_bytes(jobs.job[j].w) > 0;
       if (!same_matvec64(jobs.job[0].w, jobs.job[j].w)) jobs.known = nullptr;
+      if (exact_of(jobs.job[j].w) != exact) exact = Exact::Any;
     }
     if (!fast && !jobs.staged) bytes = 0;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(op.x.dim(0)));
-    if (jobs.known != nullptr)
+    if (jobs.known != nullptr) {
       with_matvec64(jobs.job[0].w, [&]<int Width, bool Bf16>() {
         launch_large(s, "MatMul", matvec64_kernel<Width, Bf16>, grid, kMvThreads, Matvec64<Width, Bf16>::bytes(jobs.job[0].w.cols), jobs);
       });
-    else
-      fast ? launch_large(s, "MatMul", matvec_fast_kernel, grid, kMvThreads, bytes, jobs)
-           : launch_large(s, "MatMul", matvec_exact_kernel, grid, kExactThreads, bytes, jobs);
+    } else if (fast) {
+      launch_large(s, "MatMul", matvec_fast_kernel, grid, kMvThreads, bytes, jobs);
+    } else {
+      const auto kernel = !jobs.staged || exact == Exact::Any ? matvec_exact_kernel<Exact::Any> : exact == Exact::Bf16 ? matvec_exact_kernel<Exact::Bf16> : matvec_exact_kernel<Exact::Byte>;
+      launch_large(s, "MatMul", kernel, grid, kExactThreads, bytes, jobs);
+    }
     jobs = {};
     blocks = 0;
   };

@@ -10,6 +10,13 @@
 namespace moeflux::backend::cuda {
 namespace {
 
+template <int N>
+__global__ void __launch_bounds__(N * kWarp) route_block_kernel(RouteArgs a) {
+  extern __shared__ float memory[];
+  begin_kernel();
+  route_block<N>(a, blockIdx.x, memory);
+}
+
 __global__ void route_kernel(RouteArgs a) {
   extern __shared__ float memory[];
   begin_kernel();
@@ -91,6 +98,12 @@ class WaitingCombine final : public WaitingOp {
 
 void CudaBackend::execute(Stream& stream, const Route& op) {
   const RouteArgs a = to_args(op);
+  const auto n = static_cast<unsigned>(op.logits.dim(0));
+  if (a.n_groups <= 1 && a.top_k <= kWarp && a.n_experts <= 16 * kWarp) {
+    const int threads = ceil_div(a.n_experts, kWarp) * kWarp;
+    const auto kernel = a.n_experts <= 8 * kWarp ? route_block_kernel<8> : route_block_kernel<16>;
+    return launch_large(use(stream, Known::Stays), "Route", kernel, n, threads, route_bytes(a) + 16 * 4, a);
+  }
   launch_large(use(stream, Known::Stays), "Route", route_kernel, static_cast<unsigned>(op.logits.dim(0)), kWarp, route_bytes(a), a);
 }
 

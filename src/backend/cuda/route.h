@@ -70,71 +70,62 @@ __device__ inline void softmax(float* score, int n, int lane) {
   for (int e = lane; e < n; e += kWarp) score[e] = score[e] * inv;
 }
 
-// The value of expert `e`, which lane e % 32 has as its (e / 32)-th.
+// route_token() without groups by a block with a thread an expert, at most 32 N experts: little code, because it is fetched anew for every
+// token (matvec64.h). The first warp chooses.
 template <int N>
-__device__ inline float value_of(const float (&own)[N], int e) {
-  float v = own[0];
-#pragma unroll
-  for (int i = 1; i < N; ++i) v = e / kWarp == i ? own[i] : v;
-  return __shfl_sync(kAll, v, e % kWarp);
-}
-
-// route_token() without groups, with everything in registers: lane l has experts l, l + 32, .. At most 32 N experts and 32 ranks.
-template <int N>
-__device__ inline void route_in_registers(const RouteArgs& a, std::int64_t t, int lane) {
-  const float* logits = a.logits.row(t);
-  float score[N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) score[i] = lane + i * kWarp < a.n_experts ? __ldcg(logits + lane + i * kWarp) : minus_inf();
+__device__ inline void route_block(const RouteArgs& a, std::int64_t t, float* memory) {
+  float *score = memory, *shared = memory + a.n_experts;  // shared: a value for each warp, then the rest of route_bytes()
+  const int e = threadIdx.x, lane = e % kWarp, n = a.n_experts;
+  const bool there = e < n;
+  float v = there ? __ldcg(a.logits.row(t) + e) : minus_inf();
   if (a.score == RouterScore::Softmax) {
-    float top = score[0];
-#pragma unroll
-    for (int i = 1; i < N; ++i) top = top > score[i] ? top : score[i];
+    float top = v;
 #pragma unroll
     for (int step = 16; step >= 1; step /= 2) {
       const float other = __shfl_xor_sync(kAll, top, step);
       top = top > other ? top : other;
     }
-    float sum = 0.0f;  // sum16: lanes l and l + 16 have the terms of the sixteen's lane l, in turn
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      score[i] = lane + i * kWarp < a.n_experts ? math::exp(score[i] - top) : 0.0f;
-      const float other = __shfl_xor_sync(kAll, score[i], 16);
-      sum = sum + (lane < 16 ? score[i] : other);
-      sum = sum + (lane < 16 ? other : score[i]);
-    }
-    const float inv = 1.0f / tree16(sum);
-#pragma unroll
-    for (int i = 0; i < N; ++i) score[i] = score[i] * inv;
+    if (lane == 0) shared[e / kWarp] = top;
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 0; w < static_cast<int>(blockDim.x) / kWarp; ++w) top = top > shared[w] ? top : shared[w];
+    v = math::exp(v - top);
+    if (there) score[e] = v;
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int i = lane & 15; i < n; i += 16) sum = sum + score[i];
+    v = v * (1.0f / tree16(sum));
+    __syncthreads();
   } else if (a.score == RouterScore::Sigmoid) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) score[i] = math::sigmoid(score[i]);
+    v = math::sigmoid(v);
   }
-  unsigned order[N];
+  if (there) score[e] = v;
+  const float key = there && a.select_bias != nullptr ? v + a.select_bias[e] : v;
+  const unsigned bits = __float_as_uint(key == 0.0f ? 0.0f : key);
+  auto* order = reinterpret_cast<unsigned*>(shared);
+  if (there) order[e] = key != key ? 1u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  __syncthreads();
+  if (e >= kWarp) return;
+  unsigned own[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int e = lane + i * kWarp;
-    const float key = a.select_bias == nullptr || e >= a.n_experts ? score[i] : score[i] + a.select_bias[e];
-    const unsigned bits = __float_as_uint(key == 0.0f ? 0.0f : key);
-    order[i] = e >= a.n_experts ? 0u : key != key ? 1u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  }
-  float sum = 0.0f, first = 0.0f, weight = 0.0f;
-  int id = 0;
+  for (int i = 0; i < N; ++i) own[i] = lane + i * kWarp < n ? order[lane + i * kWarp] : 0u;
+  float sum = 0.0f, weight = 0.0f;
+  int id = 0, first = 0;
 #pragma unroll 1
   for (int r = 0; r < a.top_k; ++r) {
     unsigned best = 0;
-    int at = a.n_experts;
+    int at = n;
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      if (order[i] > best) best = order[i], at = lane + i * kWarp;
+      if (own[i] > best) best = own[i], at = lane + i * kWarp;
     const unsigned top = __reduce_max_sync(kAll, best);
-    const int winner = __reduce_min_sync(kAll, best == top ? at : a.n_experts);
+    const int winner = __reduce_min_sync(kAll, best == top ? at : n);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      if (lane + i * kWarp == winner) order[i] = 0;
-    const float chosen = value_of(score, winner);
-    if (r == 0) first = chosen;
-    const float w = a.score == RouterScore::SoftmaxOfChosen ? math::exp(chosen - first) : chosen;
+      if (lane + i * kWarp == winner) own[i] = 0;
+    if (r == 0) first = winner;
+    const float w = a.score == RouterScore::SoftmaxOfChosen ? math::exp(score[winner] - score[first]) : score[winner];
     sum = sum + w;
     if (lane == r) weight = w, id = winner;
   }
@@ -148,8 +139,6 @@ __device__ inline void route_in_registers(const RouteArgs& a, std::int64_t t, in
 // Token t by one warp. Ranks are chosen one after the other: the largest key, the lowest index among equals; a key that is
 // NaN is never chosen before a number. Logits are read past L1: another block may just have written them.
 __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane, float* memory) {
-  if (a.n_groups <= 1 && a.top_k <= kWarp && a.n_experts <= 8 * kWarp) return route_in_registers<8>(a, t, lane);
-  if (a.n_groups <= 1 && a.top_k <= kWarp && a.n_experts <= 16 * kWarp) return route_in_registers<16>(a, t, lane);
   float *score = memory, *key = score + a.n_experts, *value = key + a.n_experts, *chosen_weights = value + a.n_groups;
   int* chosen = reinterpret_cast<int*>(chosen_weights + a.top_k);
   const float* logits = a.logits.row(t);
