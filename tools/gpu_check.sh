@@ -10,7 +10,7 @@
 #   sanitize     compute-sanitizer (where it is installed) over op tests and decodes, whole and in tiers
 #   bench_all    the 35b-a3b shape, everything in device memory
 #   bench_tiers  the same with a quarter of the experts on the device and the rest in main memory; routing replayed with -t
-#   bench_disk   the same with main memory for half of the rest
+#   bench_disk   the same with main memory for a tenth of the experts
 #   bench_mla    the deepseek-v3 shape in 4 layers, decoding behind a context of 32k
 #
 # BIN holds moeflux, cuda_test and cuda_engine_test (default: build/release/bin, made by ./dev test). SCRATCH takes synthetic models of
@@ -151,7 +151,7 @@ bench_disk() {
   folder=$(model 35b-a3b) || { failed=1; return; }
   vram=$(quarter "$folder") || { failed=1; return; }
   [[ -n $trace ]] && replay=(--replay "$trace")
-  bench disk "$folder" -p 512 -n 64 -r 3 --chunk 512 --vram "$vram" --ram "$(field "$scratch/quarter.json" 'int(0.375 * d["expert_bytes"] + 2e9)')" "${replay[@]}"
+  bench disk "$folder" -p 512 -n 64 -r 3 --chunk 512 --vram "$vram" --ram "$(field "$scratch/quarter.json" 'int(0.1 * d["expert_bytes"] + 6e8)')" "${replay[@]}"
 }
 
 bench_mla() {

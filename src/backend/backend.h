@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/ops.h"
+#include "backend/sequences.h"
 #include "backend/units.h"
 #include "core/async_copier.h"
 #include "core/buffer.h"
@@ -32,6 +33,9 @@ class Backend {
   virtual Copier& copier() noexcept = 0;
   virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
 
+  // Whether ops may read experts in pinned_allocator()'s memory (RoutedFfn::host_offset).
+  virtual bool reads_pinned() const noexcept { return false; }
+
   // Copies between pinned_allocator()'s memory and allocator()'s beside what streams compute; null where both are the same
   // memory. The backend outlives it.
   virtual std::unique_ptr<AsyncCopier> make_async_copier() { return nullptr; }
@@ -39,6 +43,10 @@ class Backend {
   // Whether run_routed() may be called; else the caller reads the router's choice and runs ExpertFfn.
   virtual bool routes_on_device() const noexcept { return false; }
   virtual void run_routed(Stream&, const RoutedFfn&) {}
+
+  // The defaults run the ops one by one.
+  virtual void run_sequence(Stream& stream, const DeltaMix& m);
+  virtual void run_sequence(Stream& stream, const HeadInputs& m);
 
   // Says that the next ops compute these tokens from position pos0 on. `repeatable`: the ops of two such steps differ in
   // nothing but tokens and positions, so a backend may record them and replay the recording: then it returns true, all of

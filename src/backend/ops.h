@@ -286,6 +286,7 @@ struct RoutedFfn {
   FfnMatrices first;                       // of slot 0
   std::uint64_t stride = 0;                // bytes from one slot's matrices to the next slot's
   const std::int32_t* slot_of = nullptr;   // [n_experts], the backend's memory; null: expert e lies in slot e
+  std::int64_t host_offset = 0;            // bytes from slot 0 to slot 0 of main memory: slot_of is -2 - s for its slot s
   std::int64_t n_experts = 0;
   TensorView y;                            // [T * k, D]
   FfnMatrices shared;                      // gate empty: none

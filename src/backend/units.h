@@ -20,7 +20,7 @@ class Stream;
 // Compares a layer's choice with the table of slots. With `forced` ids become those first.
 struct SlotCheck {
   TensorView ids;                         // [1, k], I32
-  const std::int32_t* slot_of = nullptr;  // [n_experts], the backend's memory; -1: no slot
+  const std::int32_t* slot_of = nullptr;  // [n_experts], the backend's memory, as in RoutedFfn; -1: no slot
   const std::int32_t* forced = nullptr;   // [k], the backend's memory, or null
 };
 
@@ -39,9 +39,10 @@ class UnitRunner {
   virtual std::size_t max_checks() const noexcept = 0;
 
   // Begins a step of one token; the stream is at rest. Eager: the caller runs its ops, then calls end(). Record: likewise, with
-  // check() and cut(); nothing is computed. Replay: the caller runs none, launch() does.
+  // check() and cut(); nothing is computed. Replay: the caller runs none, launch() does. `whole`: no check can miss, so the step is
+  // one unit, however often it is cut.
   enum class Mode : std::uint8_t { Eager, Record, Replay };
-  virtual Mode begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) = 0;
+  virtual Mode begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool whole) = 0;
   virtual void check(Stream& stream, const SlotCheck& check) = 0;
   virtual void cut(Stream& stream) = 0;
   // After the ops. A recorded step can be launched now; false: it was not complete, or this backend cannot record it.

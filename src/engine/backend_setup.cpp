@@ -102,7 +102,7 @@ ExpertSetup make_device_experts(const EngineOptions& options, const model::Model
     return setup;
   }
   require_enough_tiers(split);
-  return make_tiered_experts(options, binding, folder, split, {backend.allocator(), backend.pinned_allocator(), backend.make_async_copier()});
+  return make_tiered_experts(options, binding, folder, split, {backend.allocator(), backend.pinned_allocator(), backend.make_async_copier(), backend.reads_pinned()});
 }
 
 }  // namespace moeflux::engine

@@ -100,6 +100,7 @@ ExpertSetup make_tiered_experts(const EngineOptions& options, const model::Bindi
   t.n_spare = split.device.n_spare;
   t.n_host = split.n_slots;
   t.n_staging = split.n_staging;
+  t.device_reads_host = memory.device_reads_pinned;
   t.make_reader = [&](const io::MemoryRegions& regions) { return make_model_reader(folder, options.io, regions); };
   auto tiers = std::make_unique<store::TieredStore>(binding.experts, std::move(names), t, memory.device, memory.pinned, std::move(memory.copier));
   const std::uint64_t kept = t.n_device - t.n_spare;

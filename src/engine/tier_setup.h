@@ -32,6 +32,7 @@ struct TierMemory {
   Allocator& device;
   Allocator& pinned;
   std::unique_ptr<AsyncCopier> copier;
+  bool device_reads_pinned = false;
 };
 
 // Reads what both tiers hold when all experts fit into them; else starts empty.

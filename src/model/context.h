@@ -65,6 +65,11 @@ struct Context {
     backend.run(stream, op);
     if (prefetch) experts.poll();
   }
+  template <class Sequence>
+  void run_sequence(const Sequence& ops) {
+    backend.run_sequence(stream, ops);
+    if (prefetch) experts.poll();
+  }
   // y = W x for one matrix.
   void matmul(const TensorView& x, const quant::MatrixView& w, const TensorView& y, Precision p) {
     const backend::MatMulPart part{w, {}, y};

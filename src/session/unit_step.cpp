@@ -1,6 +1,7 @@
 #include "session/unit_step.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -114,9 +115,12 @@ bool UnitStep::record(model::Context& c, const std::function<void(model::Context
 void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std::int64_t pos0, const std::function<void(model::Context&)>& ops,
                    const std::function<void()>& before_check) {
   using Mode = backend::UnitRunner::Mode;
-  const Mode mode = failed_ ? Mode::Eager : units_.begin(stream_, tokens, pos0);
+  std::optional<TableUse> use(experts_);
+  const bool whole = experts_.table_is_whole();  // and stays so while it is used
+  const Mode mode = failed_ ? Mode::Eager : units_.begin(stream_, tokens, pos0, whole);
   const bool ready = mode == Mode::Replay || (mode == Mode::Record && record(c, ops));
   if (!ready) {  // nothing has been computed yet
+    use.reset();
     run_ops(c, ops, false);
     if (mode == Mode::Eager && !failed_) units_.end(stream_, true);
     backend_.synchronize(stream_);
@@ -125,7 +129,7 @@ void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std:
   context_ = &c;
   before_check_ = &before_check;
   try {
-    replay(c);
+    whole ? replay_whole() : replay();
   } catch (...) {
     context_ = nullptr;
     try {
@@ -139,8 +143,22 @@ void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std:
   context_ = nullptr;
 }
 
-void UnitStep::replay(model::Context&) {
-  const TableUse use(experts_);
+// Every expert is where the device finds it: the host only learns what was chosen.
+void UnitStep::replay_whole() {
+  upload_table();
+  upload_forced();
+  n_missed_ = 0;
+  ++n_whole_;
+  launch(0);
+  for (std::size_t check = 0; check < plan_.sites.size(); ++check) {
+    const backend::UnitPost post = wait(check);
+    if (post.missed) fail(ErrorCode::Internal, "layer {}: an expert is not where the table had it", raw(plan_.sites[check].layer));
+    passed(check, post);
+  }
+  backend_.synchronize(stream_);
+}
+
+void UnitStep::replay() {
   upload_table();
   upload_forced();
   const std::size_t n_checks = plan_.sites.size();

@@ -29,7 +29,8 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void run(model::Context& c, std::span<const std::int32_t> tokens, std::int64_t pos0, const std::function<void(model::Context&)>& ops,
            const std::function<void()>& before_check);
 
-  // Steps that were launched as a whole because the one before had missed nothing; units that were launched in vain.
+  // Steps that were launched at once because nothing could be missed or the one before had missed nothing; units that were launched in
+  // vain.
   std::uint64_t n_whole() const noexcept { return n_whole_; }
   std::uint64_t n_discarded() const noexcept { return n_discarded_; }
   bool recording_failed() const noexcept { return failed_; }
@@ -37,7 +38,8 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
  private:
   void run_ops(model::Context& c, const std::function<void(model::Context&)>& ops, bool recording);
   bool record(model::Context& c, const std::function<void(model::Context&)>& ops);
-  void replay(model::Context& c);
+  void replay();
+  void replay_whole();
   void upload_table();
   void upload_forced();
 

@@ -78,6 +78,7 @@ struct SlotExperts {
   ExpertView first;          // as if in slot 0
   std::uint64_t stride = 0;  // bytes to the next
   std::int64_t n_experts = 0;
+  std::int64_t host_offset = 0;  // bytes from `first` to what is slot 0 of main memory, where the device reads that too
 };
 
 // Thread-safe: sessions share one.
@@ -117,9 +118,12 @@ class ExpertStore {
   virtual SlotExperts slot_layer(LayerIdx) const noexcept { return {}; }
   virtual void begin_use() noexcept {}
   virtual void end_use() noexcept {}
-  // The table [n_layers, row]: the slot of each expert that will stay where it is, or -1; row is at least the most experts of a
-  // layer. Does nothing where `version` is the table's already; returns the table's.
-  virtual std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> /*table*/, std::size_t /*row*/) const noexcept { return version; }
+  // The table [n_layers, row]: the slot of each expert that will stay where it is; -2 - s where it is slot s of main memory and the
+  // device reads that; or -1. row is at least the most experts of a layer. Does nothing where `version` is the table's already; returns
+  // the table's.
+  virtual std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> /*table*/, std::size_t /*row*/) noexcept { return version; }
+  // Whether no expert is -1 there.
+  virtual bool table_is_whole() const noexcept { return false; }
   // acquire() by a user whose device is at rest: nothing on it reads the table.
   ExpertLease acquire_at_rest(LayerIdx layer, std::span<const ExpertIdx> experts) {
     return ExpertLease(this, pin_at_rest(layer, experts), experts.size());

@@ -46,6 +46,7 @@ class HostFreeList {
  public:
   bool empty() const noexcept { return first_ < 0; }
   std::size_t size() const noexcept { return size_; }
+  std::uint32_t first() const noexcept { return static_cast<std::uint32_t>(first_); }  // not of an empty list
   void push(std::vector<HostSlot>& slots, std::uint32_t slot) noexcept {
     HostSlot& s = slots[slot];
     s.previous = last_;

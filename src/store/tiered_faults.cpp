@@ -56,11 +56,12 @@ std::string TieredStore::find_fault() const {
     }
     n_host += h.kept ? 1 : 0;
   }
+  std::size_t n_absent = 0;
   for (std::size_t i = 0; i < table_.size(); ++i) {
-    const std::int32_t at = device_of_[i];
-    const bool stays = at >= 0 && device_[static_cast<std::size_t>(at)].kept && device_[static_cast<std::size_t>(at)].state == DeviceSlot::State::Ready;
-    if (table_[i] != (stays ? at : -1)) return fmt::format("the table is wrong about expert {}", i);
+    if (table_[i] != table_entry(static_cast<std::uint32_t>(i))) return fmt::format("the table is wrong about expert {}", i);
+    n_absent += table_[i] == -1 ? 1 : 0;
   }
+  if (n_absent != n_absent_ + (table_.size() - n_experts_)) return "experts that are nowhere were miscounted";
   if (n_device != policy_.size(kDeviceTier) || n_host != policy_.size(kHostTier)) return "the policy counts otherwise";
   if (n_device > n_kept_) return "too many are kept on the device";
   if (n_free_device != free_device_.size() || n_free_host != free_host_.size()) return "a free slot is in no list";

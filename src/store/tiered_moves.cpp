@@ -1,6 +1,7 @@
 // How experts move between the tiers of a TieredStore. All of it happens under the store's lock.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "store/tiered_store.h"
 
@@ -46,6 +47,7 @@ void TieredStore::load(std::uint32_t slot, ExpertKey key, bool keep, io::ReadPri
   if (h.state == HostState::Free) {  // free, and its bytes are still those of the expert
     free_host_.remove(host_, static_cast<std::uint32_t>(host));
     h.state = HostState::Ready;
+    update_table(key);
   }
   h.kept = h.kept && !keep;
   load_from_host(slot, static_cast<std::uint32_t>(host));
@@ -89,6 +91,7 @@ void TieredStore::start_waiting_reads() {
 // A place in main memory for an expert that leaves the device or came from disk: free, or that of an expert worth less. The slot
 // is in no list and holds nothing.
 bool TieredStore::take_host_slot(ExpertKey key, std::uint32_t& host) {
+  if (!may_reuse_host()) return false;
   if (!free_host_.empty()) {
     host = free_host_.pop(host_);
   } else {
@@ -98,11 +101,12 @@ bool TieredStore::take_host_slot(ExpertKey key, std::uint32_t& host) {
     policy_.erase(*victim);
   }
   HostSlot& h = host_[host];
-  if (h.has_bytes) {
-    host_of_[index(h.key)] = -1;
+  const HostSlot before = std::exchange(h, HostSlot{});
+  if (before.has_bytes) {
+    host_of_[index(before.key)] = -1;
     if (on_freed_) on_freed_(host_memory(host), slot_bytes_);
+    update_table(before.key);
   }
-  h = HostSlot{};
   return true;
 }
 
@@ -111,14 +115,15 @@ void TieredStore::evict(ExpertKey victim) {
   const auto slot = static_cast<std::uint32_t>(device_of_[index(victim)]);
   DeviceSlot& s = device_[slot];
   if (s.hinted) ++stats_.hints_wasted;
-  set_table(victim, -1);
   s.kept = s.hinted = false;
+  update_table(victim);
   if (const std::int32_t again = host_of_[index(victim)]; again >= 0) {  // its bytes are still in main memory
     HostSlot& h = host_[static_cast<std::size_t>(again)];
     if (h.state == HostState::Free) free_host_.remove(host_, static_cast<std::uint32_t>(again));
     h.state = HostState::Ready;
     h.kept = true;
     policy_.insert(victim, kHostTier);
+    update_table(victim);
     return release(slot);
   }
   std::uint32_t host = 0;
@@ -170,7 +175,7 @@ void TieredStore::arrived(std::uint32_t slot, bool ok) {
   }
   if (ok) {
     s.state = DeviceState::Ready;
-    if (s.kept) set_table(s.key, static_cast<std::int32_t>(slot));
+    update_table(s.key);
   } else {
     s.copy_failed = true;
     not_loaded(slot);
@@ -192,6 +197,7 @@ void TieredStore::left(std::uint32_t slot, bool ok) {
     policy_.erase(h.key);
     free_host(host, false);
   }
+  update_table(s.key);
   release(slot);
 }
 
@@ -224,6 +230,7 @@ void TieredStore::free_host(std::uint32_t host, bool keeps_bytes) {
     if (on_freed_) on_freed_(host_memory(host), slot_bytes_);
   }
   free_host_.push(host_, host);
+  update_table(h.key);
 }
 
 void TieredStore::free_staging(std::uint32_t staging) {
@@ -254,10 +261,25 @@ bool TieredStore::keep_in_host(std::uint32_t slot, std::uint32_t staging) {
   h.key = key;
   host_of_[index(key)] = static_cast<std::int32_t>(host);
   policy_.insert(key, kHostTier);
+  update_table(key);
   device_[slot].staging = -1;
   load_from_host(slot, host);
   free_staging(staging);
   return true;
+}
+
+// Where main memory has more slots than there are experts elsewhere, one that goes to live on the device leaves its bytes in a free
+// slot on the way: should it have to leave the device, nothing has to be copied, and a device that reads main memory finds it there at once.
+void TieredStore::leave_bytes_in_host(std::uint32_t slot, std::uint32_t staging) {
+  const ExpertKey key = device_[slot].key;
+  if (!device_reads_host_ || host_of_[index(key)] >= 0 || free_host_.size() <= n_absent_ || host_[free_host_.first()].has_bytes || !may_reuse_host()) return;
+  const std::uint32_t host = free_host_.pop(host_);
+  for (const CopyPart& p : record_parts(key, staging, host_memory(host))) std::memcpy(p.to, p.from, p.bytes);
+  HostSlot& h = host_[host];
+  h = HostSlot{};
+  h.key = key;
+  host_of_[index(key)] = static_cast<std::int32_t>(host);
+  free_host(host, true);
 }
 
 // An expert has been read, or not: on to the device, once more, or failed.
@@ -266,6 +288,7 @@ void TieredStore::read_done(std::uint32_t staging, bool good) {
   DeviceSlot& s = device_[slot];
   if (good) {
     if (!s.kept && keep_in_host(slot, staging)) return;
+    if (s.kept) leave_bytes_in_host(slot, staging);
     const auto parts = record_parts(s.key, staging, device_memory(slot));
     for (const CopyPart& p : parts) stats_.bytes_to_device += p.bytes;
     if (!copier_->start(CopyDirection::ToDevice, slot, parts)) arrived(slot, false);

@@ -13,6 +13,9 @@ constexpr std::size_t kCopyBatch = 64;                    // completions taken a
 constexpr std::chrono::milliseconds kPatience{50};        // between two looks at the world while waiting for a lease to end
 // For a read, and for a copy, which takes less. Another thread may have taken what we wait for and sent it on: reads become copies.
 constexpr std::chrono::microseconds kReadPatience{1000}, kCopyPatience{200};
+constexpr std::size_t kPromotions = 8;                     // experts that come to the device after a step
+constexpr double kPromotionMargin = 1.25;                 // worth this much more than what they push out, which is read over the link then
+constexpr std::size_t kMostWanted = 4096;                 // of one step, or several at once
 constexpr std::uint64_t kJustLoaded = 2;                  // visits of a layer for which a slot is out of a hint's reach
 
 std::uint64_t largest_record(const ExpertCatalog& catalog) {
@@ -48,6 +51,7 @@ TieredStore::TieredStore(ExpertCatalog catalog, std::vector<std::string> file_na
       device_of_(catalog_.layers.size() * static_cast<std::size_t>(experts_per_layer_), -1),
       host_of_(device_of_.size(), -1),
       table_(device_of_.size(), -1),
+      device_reads_host_(options.device_reads_host),
       scanning_(catalog_.layers.size(), 0),
       policy_(experts_by_layer(catalog_), 2),
       copier_(std::move(copier)),
@@ -59,6 +63,9 @@ TieredStore::TieredStore(ExpertCatalog catalog, std::vector<std::string> file_na
   for (std::size_t s = staging_.size(); s-- > 0;) free_staging_.push_back(static_cast<std::uint32_t>(s));
   for (std::size_t s = 0; s < host_.size(); ++s) free_host_.push(host_, static_cast<std::uint32_t>(s));
   waiting_.reserve(device_.size());
+  wanted_.reserve(kMostWanted);
+  for (const ExpertLayer& l : catalog_.layers) n_experts_ += static_cast<std::size_t>(l.n_experts);
+  n_absent_ = n_experts_;
   std::size_t most = 1;
   for (const ExpertLayer& l : catalog_.layers) most = std::max(most, l.pieces_per_expert);
   parts_.reserve(most);
@@ -114,6 +121,7 @@ std::uint32_t TieredStore::pin_at_rest(LayerIdx layer, std::span<const ExpertIdx
 
 bool TieredStore::try_pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket, bool at_rest) {
   const std::lock_guard lock(mutex_);
+  resting_ = resting_ || at_rest;
   drain();
   if (free_tickets_.empty()) {
     free_tickets_.push_back(static_cast<std::uint32_t>(tickets_.size()));
@@ -239,26 +247,73 @@ void TieredStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float
 SlotExperts TieredStore::slot_layer(LayerIdx layer) const noexcept {
   const ExpertLayer& l = catalog_.layer(layer);
   if (l.n_experts == 0) return {};
-  return {view_record(l.layout, device_buffer_.data()), slot_bytes_, l.n_experts};
+  const std::int64_t offset = device_reads_host_ && !host_.empty() ? host_buffer_.data() - device_buffer_.data() : 0;
+  return {view_record(l.layout, device_buffer_.data()), slot_bytes_, l.n_experts, offset};
 }
 
 void TieredStore::begin_use() noexcept {
   const std::lock_guard lock(mutex_);
+  drain();
   ++n_users_;
 }
 
 void TieredStore::end_use() noexcept {
   const std::lock_guard lock(mutex_);
-  --n_users_;
+  if (--n_users_ > 0) return;
+  resting_ = false;
+  drain();
+  promote_wanted();
 }
 
-void TieredStore::set_table(ExpertKey key, std::int32_t slot) noexcept {
-  table_[index(key)] = slot;
+std::int32_t TieredStore::table_entry(std::uint32_t index) const noexcept {
+  const std::int32_t device = device_of_[index], host = host_of_[index];
+  if (device >= 0 && device_[static_cast<std::size_t>(device)].kept && device_[static_cast<std::size_t>(device)].state == DeviceSlot::State::Ready) return device;
+  if (!device_reads_host_ || host < 0) return -1;
+  const HostSlot& h = host_[static_cast<std::size_t>(host)];
+  return h.state == HostSlot::State::Ready && h.has_bytes ? -2 - host : -1;
+}
+
+void TieredStore::update_table(ExpertKey key) noexcept {
+  std::int32_t& entry = table_[index(key)];
+  const std::int32_t now = table_entry(index(key));
+  if (entry == now) return;
+  n_absent_ += now == -1 ? 1 : 0;
+  n_absent_ -= entry == -1 ? 1 : 0;
+  entry = now;
   ++table_version_;
 }
 
-std::uint64_t TieredStore::read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) const noexcept {
+bool TieredStore::table_is_whole() const noexcept {
   const std::lock_guard lock(mutex_);
+  return n_absent_ == 0;
+}
+
+// What the steps since nobody used the table have read from main memory comes to the device where it is worth more than what is there.
+// A few at a time: promotions share the link with the next step.
+void TieredStore::promote_wanted() {
+  std::size_t n_left = kPromotions;
+  const auto most = wanted_.begin() + static_cast<std::ptrdiff_t>(std::min(kPromotions, wanted_.size()));
+  std::partial_sort(wanted_.begin(), most, wanted_.end(), [&](ExpertKey a, ExpertKey b) { return policy_.value(a) > policy_.value(b); });
+  for (ExpertKey key : std::span(wanted_.begin(), most)) {
+    if (n_left == 0 || free_device_.size() <= n_spare_ / 2) break;
+    if (device_of_[index(key)] >= 0 || host_of_[index(key)] < 0 || host_[static_cast<std::size_t>(host_of_[index(key)])].busy()) continue;
+    if (policy_.size(kDeviceTier) >= n_kept_) {
+      const auto victim = policy_.choose_victim([&](ExpertKey k) { return device_[static_cast<std::size_t>(device_of_[index(k)])].busy(); }, kDeviceTier);
+      if (!victim || policy_.value(key) <= policy_.value(*victim) * kPromotionMargin) continue;
+      evict(*victim);
+    }
+    const std::uint32_t slot = free_device_.back();
+    free_device_.pop_back();
+    load(slot, key, true, io::ReadPriority::Hint);
+    device_[slot].hinted = false;
+    --n_left;
+  }
+  wanted_.clear();
+}
+
+std::uint64_t TieredStore::read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) noexcept {
+  const std::lock_guard lock(mutex_);
+  resting_ = false;
   if (version == table_version_) return version;
   const auto width = static_cast<std::size_t>(experts_per_layer_);
   for (std::size_t l = 0; l < catalog_.layers.size(); ++l)
@@ -270,7 +325,16 @@ void TieredStore::used(LayerIdx layer, std::span<const ExpertIdx> experts) noexc
   visit(layer, experts, {}, 1);
   const std::lock_guard lock(mutex_);
   stats_.requests += experts.size();
-  stats_.hits += experts.size();
+  for (ExpertIdx e : experts) {
+    const ExpertKey key{layer, e};
+    if (table_[index(key)] >= -1) {
+      ++stats_.hits;
+      continue;
+    }
+    ++stats_.host_hits;
+    stats_.bytes_to_device += record_bytes(key);
+    if (wanted_.size() < wanted_.capacity()) wanted_.push_back(key);
+  }
 }
 
 StoreStats TieredStore::stats() const noexcept {

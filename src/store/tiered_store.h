@@ -9,6 +9,9 @@
 // that comes. A lease needs at most n_spare of them, and whoever asks for one holds none (or takes what try_acquire gives): every
 // slot that is not kept becomes free by itself or with a lease of another session, so acquire() cannot deadlock.
 //
+// Where the device can read main memory itself, an expert there is computed where it is, over the link, and the host has no part in it.
+// After a step those it read are promoted where they are worth more than others on the device.
+//
 // A device slot holds a record as RecordLayout describes it, whatever the file's layout was; so does a slot in main memory. Reads
 // land in staging slots first. A slot in main memory that has become free keeps its bytes until another expert needs it: an expert
 // that comes back to it soon is not copied again.
@@ -37,6 +40,7 @@ struct TieredOptions {
   std::size_t n_spare = 0;    // of them not kept: the largest lease; at least the largest top-k, at most n_device
   std::size_t n_host = 0;     // slots in main memory; may be 0
   std::size_t n_staging = 0;  // reads in flight; at least 1
+  bool device_reads_host = false;  // the table has main memory's slots, too; a miss is then only what is on disk
   MakeReader make_reader;
   std::function<void(std::byte* slot, std::size_t bytes)> on_freed = {};  // a slot's bytes are nobody's any more: for tests
 };
@@ -65,7 +69,8 @@ class TieredStore final : public ExpertStore {
   SlotExperts slot_layer(LayerIdx layer) const noexcept override;
   void begin_use() noexcept override;
   void end_use() noexcept override;
-  std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) const noexcept override;
+  std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) noexcept override;
+  bool table_is_whole() const noexcept override;
   void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept override;
   io::ReaderInfo reader_info() const { return reads_.info(); }
 
@@ -101,7 +106,11 @@ class TieredStore final : public ExpertStore {
   bool pin_all(LayerIdx layer, std::span<const ExpertIdx> experts, Ticket& ticket, bool at_rest);
   // What kept slots hold must stay there while somebody's device may read the table.
   bool may_evict(bool at_rest) const noexcept { return n_users_ == 0 || (at_rest && n_users_ == 1); }
-  void set_table(ExpertKey key, std::int32_t slot) noexcept;
+  // Whether a slot in main memory may get another expert: not while somebody's device may read what is there.
+  bool may_reuse_host() const noexcept { return !device_reads_host_ || n_users_ == 0 || (resting_ && n_users_ == 1); }
+  std::int32_t table_entry(std::uint32_t index) const noexcept;
+  void update_table(ExpertKey key) noexcept;
+  void promote_wanted();
   // tiered_moves.cpp: how experts come and go.
   bool make_room(ExpertKey key, bool at_rest);
   void load(std::uint32_t slot, ExpertKey key, bool keep, io::ReadPriority priority);
@@ -112,6 +121,7 @@ class TieredStore final : public ExpertStore {
   bool take_host_slot(ExpertKey key, std::uint32_t& host);
   void read_done(std::uint32_t staging, bool good);
   bool keep_in_host(std::uint32_t slot, std::uint32_t staging);
+  void leave_bytes_in_host(std::uint32_t slot, std::uint32_t staging);
   void copy_done(const CopyCompletion& c);
   void arrived(std::uint32_t slot, bool ok);
   void left(std::uint32_t slot, bool ok);
@@ -137,9 +147,13 @@ class TieredStore final : public ExpertStore {
   std::vector<HostSlot> host_;
   std::vector<std::int32_t> staging_;                // the device slot that each loads; -1: free
   std::vector<std::int32_t> device_of_, host_of_;    // by index(); -1: not there
-  std::vector<std::int32_t> table_;                  // by index(): device slots that are kept and ready; else -1
+  std::vector<std::int32_t> table_;                  // by index(): what read_slots() says
   std::uint64_t table_version_ = 1;
+  std::size_t n_experts_ = 0, n_absent_ = 0;  // absent: experts that are -1 in the table
   std::size_t n_users_ = 0;  // of the table
+  bool resting_ = false;     // the only user's device is at rest until it reads the table again
+  const bool device_reads_host_;
+  std::vector<ExpertKey> wanted_;  // read from main memory by the steps under way
   std::vector<std::uint32_t> free_device_, free_staging_;
   HostFreeList free_host_;
   std::vector<std::uint32_t> waiting_;               // device slots whose reads wait for a staging slot, first come first

@@ -124,12 +124,13 @@ void poison(std::byte* slot, std::size_t bytes) { std::memset(slot, 0xCD, bytes)
 
 // A model on the played device, with experts in tiers.
 struct OnDevice {
-  OnDevice(const Loaded& m, std::size_t n_device, std::size_t n_spare, std::size_t n_host, std::uint32_t seed = 1, bool prompt = false) : loaded(m), device(*m.backend, seed), random(seed) {
+  OnDevice(const Loaded& m, std::size_t n_device, std::size_t n_spare, std::size_t n_host, std::uint32_t seed = 1, bool prompt = false, bool reads_host = false) : loaded(m), device(*m.backend, seed), random(seed) {
     store::TieredOptions o;
     o.n_device = n_device;
     o.n_spare = n_spare;
     o.n_host = n_host;
     o.n_staging = 2;
+    o.device_reads_host = reads_host;
     o.make_reader = [&m](const io::MemoryRegions& r) { return io::make_reader(m.files, r, {}); };
     o.on_freed = poison;
     std::unique_ptr<AsyncCopier> copier = std::make_unique<PromptCopier>();
@@ -180,19 +181,27 @@ TEST_P(Units, SameBytesForAnyPlacement) {
   for (const auto& l : m.parsed.spec.layers)
     if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
   for (const std::size_t n_device : {top_k, top_k + 2, all / 4 + top_k, all / 2 + top_k, all + top_k})
-    for (const std::size_t n_host : {std::size_t{0}, all}) {
-      OnDevice on(m, n_device, top_k, n_host, static_cast<std::uint32_t>(n_device + n_host));
+    for (const auto& [n_host, reads_host] : {std::pair{std::size_t{0}, false}, {all, false}, {all / 3, true}, {all, true}}) {
+      OnDevice on(m, n_device, top_k, n_host, static_cast<std::uint32_t>(n_device + n_host), false, reads_host);
+      if (reads_host && n_host == all) on.store->fill({});
       const auto session = on.session();
       for (int pass = 0; pass < 2; ++pass) {
         session->reset();
-        ASSERT_EQ(step_by_step(*session, tokens, 5), want) << n_device << " on the device, " << n_host << " in main memory, pass " << pass;
+        ASSERT_EQ(step_by_step(*session, tokens, 5), want)
+            << n_device << " on the device, " << n_host << " in main memory, read there: " << reads_host << ", pass " << pass;
       }
       EXPECT_EQ(on.store->find_fault(), "");
-      EXPECT_EQ(on.device.n_eager_steps, 1u);
-      EXPECT_EQ(on.device.n_recorded, 1u);
+      EXPECT_LE(on.device.n_eager_steps, 2u) << "of steps in units, and of whole ones";
+      EXPECT_GE(on.device.n_recorded, 1u);
       EXPECT_GT(on.device.n_replayed, 40u);
-      if (n_device < all) {
+      if (n_device < all && !reads_host) {
         EXPECT_GT(on.device.n_skipped, 0u) << "the host ran ahead, in vain";
+        EXPECT_EQ(on.device.n_whole, 0u);
+      }
+      if (reads_host && n_host == all) {  // everything is where the device reaches it
+        EXPECT_EQ(on.device.n_whole, on.device.n_replayed);
+        EXPECT_EQ(on.device.n_launched, on.device.n_recorded + on.device.n_replayed) << "one launch a step";
+        EXPECT_GT(on.store->stats().host_hits + (n_device > all ? 1 : 0), 0u);
       }
       if (n_device == all + top_k) {  // all is there before long: whole steps
         const std::size_t skipped = on.device.n_skipped;
@@ -212,7 +221,8 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, Units, testing::Values("qwen3_5_moe-bf16", "q
 });
 
 // Two sessions share weights and store, and nothing of their steps. While one may be reading the table, the other evicts nothing.
-TEST(UnitSessions, TwoDoNotDisturb) {
+class UnitNeighbours : public testing::TestWithParam<bool> {};
+TEST_P(UnitNeighbours, TwoDoNotDisturb) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
   const auto tokens = golden_tokens("qwen3_5_moe-mlx4");
   const auto want = wanted(m, tokens, 5);
@@ -221,6 +231,7 @@ TEST(UnitSessions, TwoDoNotDisturb) {
   o.n_spare = 6;
   o.n_host = 12;
   o.n_staging = 2;
+  o.device_reads_host = GetParam();
   o.make_reader = [&m](const io::MemoryRegions& r) { return io::make_reader(m.files, r, {}); };
   o.on_freed = poison;
   KnownAllocator memory, pinned;
@@ -242,6 +253,8 @@ TEST(UnitSessions, TwoDoNotDisturb) {
   EXPECT_EQ(store.find_fault(), "");
   EXPECT_EQ(store.busy_slots(), 0u);
 }
+
+INSTANTIATE_TEST_SUITE_P(ReadsMainMemory, UnitNeighbours, testing::Bool());
 
 // A device that cannot record units computes as it comes.
 TEST(UnitSessions, WithoutRecordings) {

@@ -22,7 +22,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   // For tests: recordings are refused from now on, n times; what happened.
   void refuse(int n) { to_refuse_ = n; }
   std::function<void(std::size_t check, const std::int32_t* slot_of)> on_check;  // when the device comes to it
-  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0;
+  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0, n_whole = 0;
 
   std::string name() const override { return "units of " + inner_.name(); }
   std::unique_ptr<backend::Stream> create_stream() override {
@@ -41,25 +41,27 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
 
   std::size_t max_top_k() const noexcept override { return 16; }
   std::size_t max_checks() const noexcept override { return 64; }
-  Mode begin(backend::Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) override {
+  Mode begin(backend::Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool whole) override {
     Queue& q = of(stream);
     drain(q);
+    q.whole = whole;
     q.marked = false;
     q.tokens.assign(tokens.begin(), tokens.end());
     q.pos0 = pos0;
     for (Post& p : q.posts) p.there = false;
-    if (!q.units.empty()) {
+    if (!q.units().empty()) {
       ++n_replayed;
+      n_whole += whole ? 1 : 0;
       return Mode::Replay;
     }
-    if (!q.seen) {
-      q.seen = true;
+    if (!q.seen[whole]) {
+      q.seen[whole] = true;
       ++n_eager_steps;
       return Mode::Eager;
     }
     q.recording = true;
     q.posts.clear();
-    q.units.emplace_back();
+    q.units().emplace_back();
     return Mode::Record;
   }
   void check(backend::Stream& stream, const backend::SlotCheck& c) override {
@@ -75,7 +77,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
         std::int32_t& id = c.ids.i32()[r];
         if (c.forced != nullptr) id = c.forced[r];
         p.ids.push_back(id);
-        p.missed |= c.slot_of[id] < 0;
+        p.missed |= c.slot_of[id] == -1;
       }
       p.there = true;
       to.marked |= p.missed;
@@ -83,23 +85,23 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   }
   void cut(backend::Stream& stream) override {
     if (to_refuse_ > 0) fail(ErrorCode::Unsupported, "no units today");
-    of(stream).units.emplace_back();
+    if (!of(stream).whole) of(stream).units().emplace_back();
   }
   bool end(backend::Stream& stream, bool complete) override {
     Queue& q = of(stream);
     if (!std::exchange(q.recording, false)) return true;
     const bool good = complete && to_refuse_ == 0;
     if (to_refuse_ > 0) --to_refuse_;
-    if (!good) q.units.clear();
+    if (!good) q.units().clear();
     n_recorded += good ? 1 : 0;
     return good;
   }
   void reserve(backend::Stream&, const backend::RoutedFfn&) override {}
-  std::size_t n_units(backend::Stream& stream) const override { return static_cast<const Queue&>(stream).units.size(); }
+  std::size_t n_units(backend::Stream& stream) const override { return static_cast<const Queue&>(stream).lists[static_cast<const Queue&>(stream).whole].size(); }
   void launch(backend::Stream& stream, std::size_t unit) override {
     Queue& q = of(stream);
     ++n_launched;
-    const auto& ops = q.units.at(unit);
+    const auto& ops = q.units().at(unit);
     q.waiting.push_back([this, &ops](Queue& to) {
       if (to.marked) {
         ++n_skipped;
@@ -139,12 +141,13 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   };
   struct Queue final : backend::Stream {
     std::unique_ptr<backend::Stream> inner;
-    std::vector<std::vector<Work>> units;
+    std::vector<std::vector<Work>> lists[2];  // of steps in units, and of whole ones
+    std::vector<std::vector<Work>>& units() { return lists[whole]; }
     std::deque<Post> posts;
     std::deque<Work> waiting;
     std::vector<std::int32_t> tokens;
     std::int64_t pos0 = 0;
-    bool marked = false, recording = false, seen = false;
+    bool marked = false, recording = false, whole = false, seen[2] = {};
   };
   static Queue& of(backend::Stream& stream) { return static_cast<Queue&>(stream); }
   static void one(Queue& q) {
@@ -157,7 +160,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   }
   void put(backend::Stream& stream, Work work) {
     Queue& q = of(stream);
-    if (q.recording) return q.units.back().push_back(std::move(work));
+    if (q.recording) return q.units().back().push_back(std::move(work));
     q.waiting.push_back(std::move(work));
     run_some(q);
   }
@@ -210,13 +213,13 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
       forward_to(inner_, *q.inner, now);
     });
   }
-  static quant::MatrixView moved(quant::MatrixView m, std::uint64_t by) {
+  static quant::MatrixView moved(quant::MatrixView m, std::int64_t by) {
     m.data += by;
     if (m.scales != nullptr) m.scales += by;
     if (m.biases != nullptr) m.biases += by;
     return m;
   }
-  static TensorView moved(TensorView v, std::uint64_t by) {
+  static TensorView moved(TensorView v, std::int64_t by) {
     if (!v.empty()) v.data = static_cast<std::byte*>(v.data) + by;
     return v;
   }
@@ -227,8 +230,9 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     std::vector<backend::ExpertWork> works;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::int32_t id = op.ids.i32()[i], slot = op.slot_of == nullptr ? id : op.slot_of[id];
-      if (slot < 0) fail(ErrorCode::Internal, "expert {} was computed without a slot", id);
-      const std::uint64_t by = static_cast<std::uint64_t>(slot) * op.stride;
+      if (slot == -1) fail(ErrorCode::Internal, "expert {} was computed without a slot", id);
+      const auto stride = static_cast<std::int64_t>(op.stride);
+      const std::int64_t by = slot < 0 ? op.host_offset + (-2 - slot) * stride : slot * stride;
       const backend::FfnMatrices& f = op.first;
       works.push_back({{moved(f.gate, by), moved(f.up, by), moved(f.down, by), moved(f.gate_bias, by), moved(f.up_bias, by), moved(f.down_bias, by)},
                        std::span(rows).subspan(i, 1),

@@ -45,6 +45,19 @@ std::byte* CudaStream::scratch(Scratch which, std::size_t bytes) {
   return buffer.data();
 }
 
+std::byte* CudaStream::know(const TensorView& y) {
+  constexpr std::int64_t kGroup = 64;
+  const std::int64_t cols = y.rank == 3 ? y.dim(1) * y.dim(2) : y.dim(1);
+  known_x = nullptr;
+  if (y.dim(0) != 1 || cols % kGroup != 0) return nullptr;
+  if (y.rank == 3 && (y.stride(1) != y.dim(2) || y.dim(2) % kGroup != 0)) return nullptr;
+  known = scratch(Scratch::Known, static_cast<std::size_t>(cols + cols / kGroup * 8));  // in every step: the one that is recorded needs it there
+  if (!overlap) return nullptr;
+  known_x = y.f32();
+  known_cols = cols;
+  return known;
+}
+
 CudaStream::Position CudaStream::position(std::int64_t pos) const {
   if (pos == step_pos) return {step_inputs, static_cast<std::int32_t>(pos)};
   return {nullptr, static_cast<std::int32_t>(pos)};
@@ -54,6 +67,7 @@ CudaBackend::CudaBackend(int device) : device_(device), allocator_(device), pinn
   cudaDeviceProp p{};
   check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
   name_ = fmt::format("cuda {}, {}", device, p.name);
+  clusters_ = p.major >= 9;
 }
 
 std::unique_ptr<Stream> CudaBackend::create_stream() {
@@ -61,9 +75,12 @@ std::unique_ptr<Stream> CudaBackend::create_stream() {
   return std::make_unique<CudaStream>(device_, allocator_);
 }
 
-CudaStream& CudaBackend::use(Stream& stream) const {
-  check_cuda(cudaSetDevice(device_), "choosing the device");
-  return static_cast<CudaStream&>(stream);
+CudaStream& CudaBackend::use(Stream& stream, Known known) const {
+  set_device();
+  auto& s = static_cast<CudaStream&>(stream);
+  s.launch_waiting();
+  if (known == Known::Goes) s.known_x = nullptr;
+  return s;
 }
 
 void CudaBackend::synchronize(Stream& stream) {

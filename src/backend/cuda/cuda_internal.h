@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -101,7 +102,19 @@ class DeviceAsyncCopier final : public AsyncCopier {
 };
 
 // Scratch buffers of a stream, by purpose. They grow to the largest need seen and stay.
-enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Decoded, Count };
+enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Decoded, Known, Count };
+
+class CudaStream;
+
+// An op of a step of one token that is not launched yet, because the next one may go along with it. Ops that could are asked with
+// CudaBackend::goes_along(); everything else launches it alone first (CudaBackend::use).
+class WaitingOp {
+ public:
+  virtual ~WaitingOp() = default;
+  virtual void launch_alone(CudaStream& s) = 0;
+  // Both in one launch; false: they do not belong together, and nothing happened.
+  virtual bool launch_with(CudaStream&, const RmsNorm&) { return false; }
+};
 
 class CudaStream final : public Stream {
  public:
@@ -141,6 +154,19 @@ class CudaStream final : public Stream {
   std::int32_t* step_inputs = nullptr;  // device: [0] the position, [1..] tokens
   std::int32_t* step_host = nullptr;    // pinned, the same
   static constexpr std::size_t kStepTokens = 15;
+  std::unique_ptr<WaitingOp> waiting;
+  void launch_waiting() {
+    if (waiting != nullptr) std::exchange(waiting, nullptr)->launch_alone(*this);
+  }
+
+  // One token's activations that the kernel which made them has also written in 8 bits, for the matvecs that read them next.
+  // know(): where to write those of y; null where nobody would look (no step of one token, or a shape they do not take).
+  // known_of(): them, or null.
+  std::byte* know(const TensorView& y);
+  const std::byte* known_of(const float* x, std::int64_t cols) const { return x == known_x && cols == known_cols ? known : nullptr; }
+  const float* known_x = nullptr;
+  std::int64_t known_cols = 0;
+  std::byte* known = nullptr;
   UnitState units;
 
  private:
@@ -160,7 +186,10 @@ class CudaBackend final : public Backend {
   Allocator& allocator() noexcept override { return allocator_; }
   Allocator& pinned_allocator() noexcept override { return pinned_; }
   Copier& copier() noexcept override { return copier_; }
+  bool reads_pinned() const noexcept override { return true; }
   std::unique_ptr<AsyncCopier> make_async_copier() override { return std::make_unique<DeviceAsyncCopier>(device_); }
+  void run_sequence(Stream& stream, const DeltaMix& m) override;
+  void run_sequence(Stream& stream, const HeadInputs& m) override;
   bool routes_on_device() const noexcept override { return true; }
   void run_routed(Stream& stream, const RoutedFfn& op) override;
   bool begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) override;
@@ -173,10 +202,24 @@ class CudaBackend final : public Backend {
 #undef MOEFLUX_CUDA_OP
 
  private:
-  // The stream as its own type, with the device made current for this thread.
-  CudaStream& use(Stream& stream) const;
+  // The stream as its own type, with the device made current for this thread. Known::Stays: the op about to run writes nothing that
+  // CudaStream::known_x may stand for.
+  enum class Known : std::uint8_t { Goes, Stays };
+  CudaStream& use(Stream& stream, Known known = Known::Goes) const;
+  // Launches the waiting op together with this one, where they belong together.
+  template <class Op>
+  bool goes_along(Stream& stream, const Op& op) const {
+    auto& s = static_cast<CudaStream&>(stream);
+    if (s.waiting == nullptr) return false;
+    set_device();
+    if (!s.waiting->launch_with(s, op)) return false;
+    s.waiting.reset();
+    return true;
+  }
+  void set_device() const { check_cuda(cudaSetDevice(device_), "choosing the device"); }
 
   int device_;
+  bool clusters_ = false;  // blocks that wait for each other in groups
   std::string name_;
   DeviceAllocator allocator_;
   PinnedAllocator pinned_;
@@ -184,20 +227,31 @@ class CudaBackend final : public Backend {
   CudaUnits units_;
 };
 
-// Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages.
+// Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages. `cluster` neighbouring blocks
+// run at the same time and may wait for each other.
 template <class... Params, class... Args>
-void launch(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes, const Args&... args) {
+void launch_clusters(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 grid, int cluster, int threads, std::size_t shared_bytes, const Args&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = s.handle();
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = s.overlap ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (s.overlap) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
   check_cuda(cudaLaunchKernelEx(&config, kernel, Params(args)...), what);
+}
+
+template <class... Params, class... Args>
+void launch(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 grid, int threads, std::size_t shared_bytes, const Args&... args) {
+  launch_clusters(s, what, kernel, grid, 1, threads, shared_bytes, args...);
 }
 
 // Kernels with more than 48 KiB of dynamic shared memory must ask for it.

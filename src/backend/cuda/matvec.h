@@ -41,14 +41,11 @@ __device__ inline QuantizedX quantized_at(std::byte* memory, int cols, int group
 // rint(x / d) clamped to +-127. `inverse` is 1 / d rounded, or 0 where that or a product with it could leave the normal
 // range. With it the quotient is made by one correction of x * inverse, which gives the rounded quotient (Markstein) unless
 // that underflows: then the code is 0 either way.
-__device__ inline int round_code(float x, float d, float inverse) {
-  float quotient;
-  if (inverse != 0.0f) {
-    const float guess = x * inverse;
-    quotient = math::fma(math::fma(-guess, d, x), inverse, guess);
-  } else {
-    quotient = x / d;
-  }
+__device__ inline float quotient_of(float x, float d, float inverse) {
+  const float guess = x * inverse;
+  return math::fma(math::fma(-guess, d, x), inverse, guess);
+}
+__device__ inline int round_code(float quotient) {
   const float r = (quotient + 12582912.0f) - 12582912.0f;
   const float low = r < 127.0f ? r : 127.0f;
   return __float2int_rn(low > -127.0f ? low : -127.0f);
@@ -72,11 +69,15 @@ __device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8],
   d = top / 127.0f;
   const float inverse = d > 0x1p-60f && d < 0x1p60f ? 1.0f / d : 0.0f;
   sum = 0;
+  if (inverse != 0.0f) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    code[i] = d > 0.0f ? round_code(x[i], d, inverse) : 0;
-    sum += code[i];
+    for (int i = 0; i < 8; ++i) code[i] = round_code(quotient_of(x[i], d, inverse));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) code[i] = d > 0.0f ? round_code(x[i] / d) : 0;
   }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += code[i];
   for (int step = lanes / 2; step >= 1; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
 }
 
@@ -381,6 +382,15 @@ __device__ inline void matvec_any(const Matrix& m, const Load& load, std::byte* 
   }
 }
 
+// Whether a matvec of this matrix takes activations that were quantized before (matvec64.h): groups of kKnownGroup, even and odd planes.
+inline constexpr int kKnownGroup = 64;
+inline bool may_know(const Matrix& m) { return path_of(m) == Path::Nibble && m.group == kKnownGroup && width_of(m) != 0; }
+
+// Activations that some kernel before has quantized, as quantized_at() lays them out: to shared memory.
+__device__ inline void copy_known(const uint4* known, int cols, std::byte* memory) {
+  for (int i = threadIdx.x; i < (cols + cols / 8) / 16; i += kMvThreads) reinterpret_cast<uint4*>(memory)[i] = __ldcg(known + i);
+}
+
 template <class Load>
 __device__ inline void matvec(const Matrix& m, const Load& load, std::byte* memory, int tile, int tile_step, const float* bias, float* y, bool early) {
   const int width = width_of(m);
@@ -484,6 +494,7 @@ __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* 
   float* xs = w + kExactRows * m.cols;
   if (staged) {
     const int per_row = (m.cols + 7) / 8;
+#pragma unroll 4
     for (int e = threadIdx.x; e < n * per_row; e += kExactThreads) {
       const int row = e >= per_row ? 1 : 0, c = (e - row * per_row) * 8;
       float v[8];
@@ -495,7 +506,12 @@ __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* 
   }
   if (early) begin_kernel();
   if (staged) {
-    for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
+    if (m.cols % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0) {
+#pragma unroll 4
+      for (int i = threadIdx.x * 4; i < m.cols; i += kExactThreads * 4) *reinterpret_cast<float4*>(xs + i) = *reinterpret_cast<const float4*>(x + i);
+    } else {
+      for (int i = threadIdx.x; i < m.cols; i += kExactThreads) xs[i] = x[i];
+    }
     __syncthreads();
   }
   if (r >= kExactRows) return;

@@ -3,6 +3,8 @@
 // Scores are sixteen small products, one a lane of dot16, in tiles of 8 x 8 per thread; value sums are one chain of fmas
 // per element in ascending keys. All in f32 on the plain cores: the formula's order of additions leaves the tensor
 // cores nothing to do.
+#include <cuda_pipeline.h>
+
 #include <algorithm>
 
 #include "backend/cuda/cuda_internal.h"
@@ -68,10 +70,11 @@ struct Shape {
   static constexpr int kValueKeys = kStage / Dims < kTile ? kStage / Dims / 8 * 8 : kTile;
   static constexpr int kPerThread = Rows * Dims / (4 * kThreads);  // query rows of a thread in the value sums
   static constexpr int kPerRow = kThreads / Rows;          // threads of a row in the softmax: 8 or 16
+  static constexpr bool kDouble = Rows == 32 && Dims == 256;  // two stages: one is filled while the other is used
   static __host__ __device__ int q_stride(int hd) { return (hd + 15) / 16 * 16 + 2; }  // 8 rows apart: half the banks away
   static __host__ __device__ std::size_t bytes(int hd, bool total) {
     const int q = (Rows * q_stride(hd) + 3) / 4 * 4;
-    return static_cast<std::size_t>(q + kStage + kTile * kScoreStride + 8 * Rows + (total ? Rows * Dims : 0)) * 4;
+    return static_cast<std::size_t>(q + kStage + kTile * kScoreStride + 8 * Rows + (total ? Rows * Dims : 0) + (kDouble ? kStage : 0)) * 4;
   }
 };
 
@@ -79,7 +82,7 @@ template <int Rows, int Dims>
 struct Block {
   using S = Shape<Rows, Dims>;
   const AttentionArgs& a;
-  float *q, *stage, *scores, *m, *l, *c, *total_m, *total_l, *total;
+  float *q, *stage, *scores, *m, *l, *c, *total_m, *total_l, *total, *second;
   int* range;     // [Rows][2] keys of each row
   int kv, r0, n;  // kv head, first row, rows
   float acc[S::kPerThread][4];
@@ -91,7 +94,8 @@ struct Block {
     m = scores + kTile * S::kScoreStride;
     l = m + Rows, c = l + Rows, total_m = c + Rows, total_l = total_m + Rows;
     range = reinterpret_cast<int*>(total_l + Rows);
-    total = reinterpret_cast<float*>(range + 3 * Rows);
+    second = reinterpret_cast<float*>(range + 3 * Rows);
+    total = second + (S::kDouble ? S::kStage : 0);
   }
 
   __device__ int token(int r) const { return (r0 + r) / a.shared_heads; }
@@ -152,6 +156,74 @@ struct Block {
     *reinterpret_cast<float4*>(&scores[key * S::kScoreStride + q0 + at % 8]) = float4{v[0], v[1], v[2], v[3]};
   }
 
+  // ---- where rows are 16 bytes wide and need no conversion, they are copied to one stage while the other is computed with
+  __device__ bool copies() const { return S::kDouble && !a.f16 && a.k_vectors && a.v_vectors && a.hd % 16 == 0 && a.vd % 4 == 0; }
+  __device__ float* stage_of(int step) const { return step & 1 ? second : stage; }
+
+  static __device__ void copy16(float* to, const std::byte* base, std::int64_t at, bool there) {
+    if (there)
+      __pipeline_memcpy_async(to, reinterpret_cast<const float*>(base) + at, 16);
+    else
+      *reinterpret_cast<float4*>(to) = float4{0.0f, 0.0f, 0.0f, 0.0f};
+  }
+  __device__ void copy_keys(int step, int base, int key_end, int n_chunks) {
+    const int first = base + step / n_chunks * S::kKeys, d0 = step % n_chunks * S::kChunk;
+    for (int e = threadIdx.x; e < S::kKeys * (S::kChunk / 4); e += kThreads) {
+      const int key = e / (S::kChunk / 4), d = e % (S::kChunk / 4) * 4;
+      copy16(&stage_of(step)[key * S::kKeyStride + d], a.k, (first + key) * a.k_row + kv * a.k_head + d0 + d, first + key < key_end && d0 + d < a.hd);
+    }
+    __pipeline_commit();
+  }
+  __device__ void copy_values(int step, int base, int n_keys) {
+    const int j0 = step * S::kValueKeys;
+    for (int e = threadIdx.x; e < S::kValueKeys * (Dims / 4); e += kThreads) {
+      const int j = j0 + e / (Dims / 4), d = e % (Dims / 4) * 4;
+      copy16(&stage_of(step)[(j - j0) * Dims + d], a.v, (base + j) * a.v_row + kv * a.v_head + d, j < n_keys && d < a.vd);
+    }
+    __pipeline_commit();
+  }
+
+  // dot_keys for the whole tile. The values' first step is on its way at the end.
+  __device__ void dot_tile(int base, int key_end) {
+    const int lane = threadIdx.x & 15, part = threadIdx.x / 16;
+    constexpr int kQueryTiles = Rows / 8;
+    const int q0 = part % kQueryTiles * 8, k0 = part / kQueryTiles * 8, stride = S::q_stride(a.hd);
+    const int n_chunks = (a.hd + S::kChunk - 1) / S::kChunk, n_steps = kTile / S::kKeys * n_chunks;
+    float v[64] = {};
+    copy_keys(0, base, key_end, n_chunks);
+    for (int step = 0; step < n_steps; ++step) {
+      __pipeline_wait_prior(0);
+      __syncthreads();  // this step's keys are there, and nobody uses the other stage any more
+      if (step + 1 < n_steps)
+        copy_keys(step + 1, base, key_end, n_chunks);
+      else if ((n_steps & 1) == 0)
+        copy_values(0, base, min(kTile, key_end - base));
+      const float* keys = stage_of(step);
+      const int d0 = step % n_chunks * S::kChunk;
+#pragma unroll 4
+      for (int d = 0; d < S::kChunk; d += 16) {
+        if (d0 + d >= a.hd) break;
+        float x[8], y[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = keys[(k0 + i) * S::kKeyStride + d + lane], y[i] = q[(q0 + i) * stride + d0 + d + lane];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+#pragma unroll
+          for (int j = 0; j < 8; ++j) v[i * 8 + j] = math::fma(y[j], x[i], v[i * 8 + j]);
+      }
+      if (step % n_chunks + 1 < n_chunks) continue;
+      tree_scatter(v, lane);
+      const int at = scattered_at(lane), key = step / n_chunks * S::kKeys + k0 + at / 8;
+      *reinterpret_cast<float4*>(&scores[key * S::kScoreStride + q0 + at % 8]) = float4{v[0], v[1], v[2], v[3]};
+#pragma unroll
+      for (int i = 0; i < 64; ++i) v[i] = 0.0f;
+    }
+    if (n_steps & 1) {  // the stage of the values' first step was the last one in use
+      __syncthreads();
+      copy_values(0, base, min(kTile, key_end - base));
+    }
+  }
+
   // Scores of the tile to probabilities; m, l and the factor c of every row. Rows without a key here stay as they are.
   __device__ void softmax_tile(int base) {
     const int r = threadIdx.x / S::kPerRow, part = threadIdx.x % S::kPerRow;
@@ -196,6 +268,17 @@ struct Block {
 #pragma unroll
       for (int d = 0; d < 4; ++d) acc[i][d] = acc[i][d] * factor;
     }
+    if (copies()) {
+      const int n_steps = (n_keys + S::kValueKeys - 1) / S::kValueKeys;
+      for (int step = 0; step < n_steps; ++step) {
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        if (step + 1 < n_steps) copy_values(step + 1, base, n_keys);
+        add_staged(stage_of(step), step * S::kValueKeys, min(S::kValueKeys, n_keys - step * S::kValueKeys), d0, q0);
+      }
+      __syncthreads();  // the next tile's keys go to either stage
+      return;
+    }
     for (int j0 = 0; j0 < n_keys; j0 += S::kValueKeys) {
       __syncthreads();
       for (int e = threadIdx.x; e < S::kValueKeys * (Dims / 4); e += kThreads) {
@@ -205,29 +288,33 @@ struct Block {
         *reinterpret_cast<float4*>(&stage[(j - j0) * Dims + d]) = x;
       }
       __syncthreads();
-      const int count = min(S::kValueKeys, n_keys - j0);
+      add_staged(stage, j0, min(S::kValueKeys, n_keys - j0), d0, q0);
+    }
+  }
+
+  // Values of `count` keys of the tile from j0 on, in shared memory.
+  __device__ void add_staged(const float* values, int j0, int count, int d0, int q0) {
 #pragma unroll 4
-      for (int j = 0; j < count; ++j) {
-        const float4 v = *reinterpret_cast<const float4*>(&stage[j * Dims + d0]);
-        float p[S::kPerThread];  // the same for a whole warp, in wide loads: shared memory is the bottleneck here
-        const float* from = &scores[(j0 + j) * S::kScoreStride + q0];
-        if constexpr (S::kPerThread >= 4) {
+    for (int j = 0; j < count; ++j) {
+      const float4 v = *reinterpret_cast<const float4*>(&values[j * Dims + d0]);
+      float p[S::kPerThread];  // the same for a whole warp, in wide loads: shared memory is the bottleneck here
+      const float* from = &scores[(j0 + j) * S::kScoreStride + q0];
+      if constexpr (S::kPerThread >= 4) {
 #pragma unroll
-          for (int i = 0; i < S::kPerThread; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(from + i);
-            p[i] = four.x, p[i + 1] = four.y, p[i + 2] = four.z, p[i + 3] = four.w;
-          }
-        } else {
-#pragma unroll
-          for (int i = 0; i < S::kPerThread; ++i) p[i] = from[i];
+        for (int i = 0; i < S::kPerThread; i += 4) {
+          const float4 four = *reinterpret_cast<const float4*>(from + i);
+          p[i] = four.x, p[i + 1] = four.y, p[i + 2] = four.z, p[i + 3] = four.w;
         }
+      } else {
 #pragma unroll
-        for (int i = 0; i < S::kPerThread; ++i) {
-          acc[i][0] = math::fma(p[i], v.x, acc[i][0]);
-          acc[i][1] = math::fma(p[i], v.y, acc[i][1]);
-          acc[i][2] = math::fma(p[i], v.z, acc[i][2]);
-          acc[i][3] = math::fma(p[i], v.w, acc[i][3]);
-        }
+        for (int i = 0; i < S::kPerThread; ++i) p[i] = from[i];
+      }
+#pragma unroll
+      for (int i = 0; i < S::kPerThread; ++i) {
+        acc[i][0] = math::fma(p[i], v.x, acc[i][0]);
+        acc[i][1] = math::fma(p[i], v.y, acc[i][1]);
+        acc[i][2] = math::fma(p[i], v.z, acc[i][2]);
+        acc[i][3] = math::fma(p[i], v.w, acc[i][3]);
       }
     }
   }
@@ -324,7 +411,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_kernel(const __grid_con
   }
   const int first_group = begin / kGroupKeys, last_group = (end - 1) / kGroupKeys;
   for (int base = begin / kTile * kTile; base < end; base += kTile) {
-    for (int first = base; first < base + kTile; first += S::kKeys) b.dot_keys(base, first, end);
+    if (b.copies())
+      b.dot_tile(base, end);
+    else
+      for (int first = base; first < base + kTile; first += S::kKeys) b.dot_keys(base, first, end);
     __syncthreads();
     b.softmax_tile(base);
     __syncthreads();
@@ -597,7 +687,7 @@ void CudaBackend::execute(Stream& stream, const Attention& op) {
   if (a.vd > 512 || Shape<16, 512>::bytes(a.hd, true) > 200u << 10) raise(cudaErrorNotSupported, "attention with heads of this width");
   if (a.n_tokens <= kMatvecTokens)
     run_few(s, a);
-  else if (a.vd > 256 || Shape<32, 256>::bytes(a.hd, true) > 100u << 10)
+  else if (a.vd > 256 || Shape<32, 256>::bytes(a.hd, true) > 112u << 10)
     run_many<16, 512>(s, a);
   else if (a.vd > 128)
     run_many<32, 256>(s, a);

@@ -1,6 +1,7 @@
 // Embed, Add, norms, gates, rope, cache writes: row by row.
 #include "backend/cuda/cuda_internal.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/norms.h"
 
 namespace moeflux::backend::cuda {
 namespace {
@@ -73,6 +74,7 @@ struct NormArgs {
   const float* weight;
   float eps, scale;
   std::int64_t n_rows;
+  std::byte* known;
 };
 
 // A row per block of `blockDim.x` threads; rows wait in shared memory, so that y may be x. Sixteen threads make the
@@ -90,13 +92,22 @@ __global__ void norm_kernel(NormArgs a) {
     for (int k = 0; k < kEarly; ++k) weight[k] = threadIdx.x + k * blockDim.x < n ? a.weight[threadIdx.x + k * blockDim.x] : 0.0f;
   begin_kernel();
   float* x = a.x.row(r);
-  for (int i = threadIdx.x; i < n; i += blockDim.x) {
-    float v = x[i];
-    if constexpr (Kind == NormKind::AddRms) {
-      v = v + a.other.row(r)[i];
-      x[i] = v;
-    }
-    row[i] = v;
+  const float* other = Kind == NormKind::AddRms ? a.other.row(r) : nullptr;
+  constexpr int kBatch = 4;  // loads under way
+  for (int i0 = threadIdx.x; i0 < n; i0 += kBatch * static_cast<int>(blockDim.x)) {
+    float v[kBatch], add[kBatch] = {};
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (const int i = i0 + k * static_cast<int>(blockDim.x); i < n) {
+        v[k] = x[i];
+        if constexpr (Kind == NormKind::AddRms) add[k] = other[i];
+      }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      if (const int i = i0 + k * static_cast<int>(blockDim.x); i < n) {
+        if constexpr (Kind == NormKind::AddRms) x[i] = v[k] = v[k] + add[k];
+        row[i] = v[k];
+      }
   }
   __syncthreads();
   if (threadIdx.x < kWarp) {
@@ -111,12 +122,15 @@ __global__ void norm_kernel(NormArgs a) {
     float v = row[i] * f;
     if constexpr (Kind != NormKind::L2) v = v * w;
     if constexpr (Kind == NormKind::Gated) v = v * math::silu(a.other.row(r)[i]);
-    y[i] = v;
+    y[i] = row[i] = v;
   };
 #pragma unroll
   for (int k = 0; k < kEarly; ++k)
     if (threadIdx.x + k * blockDim.x < n) put(threadIdx.x + k * blockDim.x, weight[k]);
   for (int i = threadIdx.x + kEarly * blockDim.x; i < n; i += blockDim.x) put(i, Kind != NormKind::L2 ? a.weight[i] : 0.0f);
+  if (a.known == nullptr) return;
+  __syncthreads();
+  put_known(row, n, a.known);
 }
 
 // Narrow rows (heads): a warp each, eight to a block.
@@ -195,19 +209,21 @@ void CudaBackend::execute(Stream& stream, const Add& op) {
 }
 
 void CudaBackend::execute(Stream& stream, const RmsNorm& op) {
-  norm<NormKind::Rms>(use(stream), {to_rows(op.x), {}, to_rows(op.y), op.weight.f32(), op.eps, 1.0f, n_rows(op.x)});
+  if (goes_along(stream, op)) return;
+  norm<NormKind::Rms>(use(stream), {to_rows(op.x), {}, to_rows(op.y), op.weight.f32(), op.eps, 1.0f, n_rows(op.x), nullptr});
 }
 
 void CudaBackend::execute(Stream& stream, const AddRmsNorm& op) {
-  norm<NormKind::AddRms>(use(stream), {to_rows(op.h), to_rows(op.delta), to_rows(op.y), op.weight.f32(), op.eps, 1.0f, op.h.dim(0)});
+  CudaStream& s = use(stream);
+  norm<NormKind::AddRms>(s, {to_rows(op.h), to_rows(op.delta), to_rows(op.y), op.weight.f32(), op.eps, 1.0f, op.h.dim(0), s.know(op.y)});
 }
 
 void CudaBackend::execute(Stream& stream, const GatedRmsNorm& op) {
-  norm<NormKind::Gated>(use(stream), {to_rows(op.x), to_rows(op.gate), to_rows(op.y), op.weight.f32(), op.eps, 1.0f, n_rows(op.x)});
+  norm<NormKind::Gated>(use(stream), {to_rows(op.x), to_rows(op.gate), to_rows(op.y), op.weight.f32(), op.eps, 1.0f, n_rows(op.x), nullptr});
 }
 
 void CudaBackend::execute(Stream& stream, const L2Norm& op) {
-  norm<NormKind::L2>(use(stream), {to_rows(op.x), {}, to_rows(op.y), nullptr, op.eps, op.scale, n_rows(op.x)});
+  norm<NormKind::L2>(use(stream), {to_rows(op.x), {}, to_rows(op.y), nullptr, op.eps, op.scale, n_rows(op.x), nullptr});
 }
 
 void CudaBackend::execute(Stream& stream, const Clamp& op) {

@@ -9,6 +9,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/matmul.h"
+#include "backend/cuda/matvec64.h"
 
 namespace moeflux::backend::cuda {
 namespace {
@@ -24,10 +25,11 @@ Ffn to_device(const FfnMatrices& m) {
 
 enum Which { kGate, kUp, kDown };
 
-// Where a pair's matrices are: in a table, or `stride` bytes a slot behind the first.
+// Where a pair's matrices are: in a table, or `stride` bytes a slot behind the first, in device memory or `host_offset` bytes away in
+// main memory, which the device reads over the link.
 struct FfnSource {
   Ffn first;
-  std::int64_t stride;
+  std::int64_t stride, host_offset;
   const std::int32_t* slot_of;
   const Ffn* table;
 
@@ -36,7 +38,8 @@ struct FfnSource {
     Matrix m = which == kGate ? f.gate : which == kUp ? f.up : f.down;
     bias = which == kGate ? f.gate_bias : which == kUp ? f.up_bias : f.down_bias;
     if (table == nullptr) {
-      const std::int64_t at = stride * (slot_of != nullptr ? slot_of[expert] : expert);
+      const int slot = slot_of != nullptr ? slot_of[expert] : expert;
+      const std::int64_t at = slot < 0 ? host_offset + stride * (-2 - slot) : stride * slot;
       m.data += at, m.scales += at, m.biases += at;
       if (bias != nullptr) bias = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(bias) + at);
     }
@@ -89,6 +92,7 @@ struct FfnArgs {
   std::int64_t inner_dim;  // the largest
   GluParams glu;
   bool fast;
+  const uint4* known;      // x of the only token in 8 bits: ffn_up64_kernel
 };
 
 __device__ bool multiplies_integers(const Matrix& m, bool fast) {
@@ -138,6 +142,45 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_co
   matvec(pair.w, GluLoad{gate, up, pair.shared ? GluParams{} : a.glu}, memory, tile, 1 << 20, pair.bias, y, true);
 }
 
+// The two for one token where all matrices have 4-bit codes in groups of 64 (matvec64.h).
+template <int Width, bool Bf16>
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_constant__ FfnArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  begin_kernel();  // which expert it is, the kernel before says
+  const int p = blockIdx.y, halves = gridDim.x / 2;
+  const bool up = static_cast<int>(blockIdx.x) >= halves;
+  const auto pair = a.pairs.pair(p, up ? kUp : kGate);
+  Matvec64<Width, Bf16> mv{pair.w, memory};
+  const int tile = static_cast<int>(blockIdx.x) - (up ? halves : 0);
+  if (tile * mv.kBlockRows >= pair.w.rows) return;
+  mv.fetch(tile * mv.kBlockRows, 0);
+  copy_known(a.known, pair.w.cols, memory);
+  __syncthreads();
+  mv.run(quantized_at(memory, pair.w.cols, kKnownGroup), tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim);
+}
+
+template <int Width, bool Bf16>
+__global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_constant__ FfnArgs a) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const int p = blockIdx.y, tile = blockIdx.x;
+  const auto pair = a.pairs.pair(p, kDown);  // older than the kernel before: see ffn_down_kernel
+  Matvec64<Width, Bf16> mv{pair.w, memory};
+  const int cols = pair.w.cols;
+  if (tile * mv.kBlockRows < pair.w.rows) mv.fetch(tile * mv.kBlockRows, 0);
+  begin_kernel();
+  if (tile * mv.kBlockRows >= pair.w.rows) return;
+  const GluParams glu = pair.shared ? GluParams{} : a.glu;
+  const float *gate = a.inner + static_cast<std::int64_t>(p) * 2 * a.inner_dim, *up = gate + a.inner_dim;
+  auto* row = reinterpret_cast<float*>(memory + Matvec64<Width, Bf16>::bytes(cols));
+#pragma unroll 2
+  for (int i = threadIdx.x; i < cols; i += kMvThreads) row[i] = glu(gate[i], up[i]);
+  __syncthreads();
+  const QuantizedX q = quantized_at(memory, cols, kKnownGroup);
+  quantize_block(RowLoad{row}, cols, kKnownGroup, Order::EvenOddPlanes, q);
+  __syncthreads();
+  mv.run(q, tile, 1 << 20, pair.bias, pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride);
+}
+
 // gate = glu(gate, up) where down sees f32 activations.
 __global__ void ffn_glu_kernel(const __grid_constant__ FfnArgs a) {
   begin_kernel();
@@ -176,6 +219,28 @@ void run_pairs(CudaStream& s, FfnArgs a, const Shapes& shapes, std::int64_t n_pa
   launch_large(s, "ExpertFfn: gate and up", ffn_up_kernel, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads, shapes.up_bytes, a);
   if (shapes.glu_apart) launch(s, "ExpertFfn: glu", ffn_glu_kernel, dim3(4, n), 128, 0, a);
   launch_large(s, "ExpertFfn: down", ffn_down_kernel, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads, shapes.down_bytes, a);
+}
+
+bool all_matvec64(const RoutedFfn& op, bool shared) {
+  const auto alike = [&](const quant::MatrixView& a, const quant::MatrixView& b) { return same_matvec64(cuda::to_device(a), cuda::to_device(b)); };
+  const FfnMatrices &f = op.first, &s = op.shared;
+  return alike(f.gate, f.gate) && alike(f.gate, f.up) && alike(f.down, f.down) &&
+         (!shared || (alike(f.gate, s.gate) && alike(f.gate, s.up) && alike(f.down, s.down)));
+}
+
+void run_pairs64(CudaStream& s, FfnArgs a, const RoutedFfn& op, const Shapes& shapes, std::int64_t n_pairs) {
+  const Matrix gate = cuda::to_device(op.first.gate), down = cuda::to_device(op.first.down);
+  a.inner_dim = shapes.inner;
+  a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
+  const auto n = static_cast<unsigned>(n_pairs);
+  with_matvec64(gate, [&]<int Width, bool Bf16>() {
+    launch_large(s, "ExpertFfn: gate and up", ffn_up64_kernel<Width, Bf16>, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads,
+                 Matvec64<Width, Bf16>::bytes(gate.cols), a);
+  });
+  with_matvec64(down, [&]<int Width, bool Bf16>() {
+    launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Width, Bf16>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
+                 Matvec64<Width, Bf16>::bytes(down.cols) + static_cast<std::size_t>(down.cols) * 4, a);
+  });
 }
 
 // ---- many tokens
@@ -270,7 +335,21 @@ __global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std
   const int tid = threadIdx.x, n = n_tokens * top_k;
   for (int e = tid; e <= n_experts; e += blockDim.x) start[e] = 0;
   __syncthreads();
-  for (int i = tid; i < n; i += blockDim.x) atomicAdd(&start[ids[i / top_k * ids_stride + i % top_k] + 1], 1);
+  constexpr int kBatch = 8;  // loads of a thread under way
+  const auto each_pair = [&](auto&& f) {
+    for (int i0 = tid; i0 < n; i0 += kBatch * static_cast<int>(blockDim.x)) {
+      int expert[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = i0 + k * static_cast<int>(blockDim.x);
+        expert[k] = i < n ? ids[i / top_k * ids_stride + i % top_k] : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k)
+        if (expert[k] >= 0) f(i0 + k * static_cast<int>(blockDim.x), expert[k]);
+    }
+  };
+  each_pair([&](int, int expert) { atomicAdd(&start[expert + 1], 1); });
   __syncthreads();
   if (tid == 0) {  // starts of experts, and of their tiles (kept in cursor until they are written)
     int tiles = 0;
@@ -290,11 +369,11 @@ __global__ void __launch_bounds__(1024) sort_kernel(const std::int32_t* ids, std
   }
   __syncthreads();
   for (int i = n_tiles + tid; i < lists.max_tiles; i += blockDim.x) lists.tiles[i] = {0, 0, 0};
-  for (int i = tid; i < n; i += blockDim.x) {
-    const int at = atomicAdd(&cursor[ids[i / top_k * ids_stride + i % top_k]], 1);
+  each_pair([&](int i, int expert) {
+    const int at = atomicAdd(&cursor[expert], 1);
     lists.rows[at] = i / top_k;
     lists.slots[at] = i;
-  }
+  });
 }
 
 Lists lists_at(CudaStream& s, std::int64_t n_entries, int max_tiles) {
@@ -469,11 +548,11 @@ void CudaUnits::reserve(Stream& stream, const RoutedFfn& op) {
 }
 
 void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
-  CudaStream& s = use(stream);
+  CudaStream& s = use(stream, Known::Stays);
   const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);
   if (n == 0) return;
   const bool shared = !op.shared.gate.empty();
-  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.slot_of, nullptr};
+  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.host_offset, op.slot_of, nullptr};
   const GluParams glu{op.glu, op.limit, op.alpha};
   if (n <= kMatvecTokens) {
     Shapes shapes;
@@ -487,6 +566,8 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
     a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
     a.glu = glu, a.fast = op.precision == Precision::Fast;
+    if (n == 1 && a.fast && all_matvec64(op, shared)) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
+    if (a.known != nullptr) return run_pairs64(s, a, op, shapes, top_k + (shared ? 1 : 0));
     return run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
   }
   const std::int64_t n_pairs = n * top_k;

@@ -6,6 +6,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/matmul.h"
+#include "backend/cuda/matvec64.h"
 
 namespace moeflux::backend::cuda {
 namespace {
@@ -25,6 +26,7 @@ struct Jobs {
   const float* x;
   std::int64_t x_stride;
   bool staged;  // exact: rows go through shared memory
+  const uint4* known;  // x in 8 bits, of matvec64_kernel
 };
 
 __device__ const Job& job_of(const Jobs& jobs, int block) {
@@ -39,6 +41,20 @@ __global__ void __launch_bounds__(kMvThreads, 3) matvec_fast_kernel(const __grid
   const std::int64_t t = blockIdx.y;
   cuda::matvec(job.w, RowLoad{jobs.x + t * jobs.x_stride}, memory, static_cast<int>(blockIdx.x) - job.first_block, job.n_blocks, job.bias,
          job.y + t * job.y_stride, true);
+}
+
+
+template <int Width, bool Bf16>
+__global__ void __launch_bounds__(kMvThreads, 3) matvec64_kernel(const __grid_constant__ Jobs jobs) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const Job& job = job_of(jobs, blockIdx.x);
+  const int tile = static_cast<int>(blockIdx.x) - job.first_block;
+  Matvec64<Width, Bf16> mv{job.w, memory};
+  mv.fetch(tile * mv.kBlockRows, 0);
+  begin_kernel();
+  copy_known(jobs.known, job.w.cols, memory);
+  __syncthreads();
+  mv.run(quantized_at(memory, job.w.cols, kKnownGroup), tile, job.n_blocks, job.bias, job.y);
 }
 
 __global__ void __launch_bounds__(kExactThreads) matvec_exact_kernel(const __grid_constant__ Jobs jobs) {
@@ -108,16 +124,23 @@ void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
     if (jobs.n == 0) return;
     jobs.x = op.x.f32();
     jobs.x_stride = op.x.stride(0);
-    std::size_t bytes = 0;
     jobs.staged = true;
+    jobs.known = fast && op.x.dim(0) == 1 ? reinterpret_cast<const uint4*>(s.known_of(jobs.x, op.x.dim(1))) : nullptr;
+    std::size_t bytes = 0;
     for (int j = 0; j < jobs.n; ++j) {
       bytes = std::max(bytes, fast ? matvec_bytes(jobs.job[j].w) : exact_bytes(jobs.job[j].w));
       jobs.staged = jobs.staged && exact_bytes(jobs.job[j].w) > 0;
+      if (!same_matvec64(jobs.job[0].w, jobs.job[j].w)) jobs.known = nullptr;
     }
     if (!fast && !jobs.staged) bytes = 0;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(op.x.dim(0)));
-    fast ? launch_large(s, "MatMul", matvec_fast_kernel, grid, kMvThreads, bytes, jobs)
-         : launch_large(s, "MatMul", matvec_exact_kernel, grid, kExactThreads, bytes, jobs);
+    if (jobs.known != nullptr)
+      with_matvec64(jobs.job[0].w, [&]<int Width, bool Bf16>() {
+        launch_large(s, "MatMul", matvec64_kernel<Width, Bf16>, grid, kMvThreads, Matvec64<Width, Bf16>::bytes(jobs.job[0].w.cols), jobs);
+      });
+    else
+      fast ? launch_large(s, "MatMul", matvec_fast_kernel, grid, kMvThreads, bytes, jobs)
+           : launch_large(s, "MatMul", matvec_exact_kernel, grid, kExactThreads, bytes, jobs);
     jobs = {};
     blocks = 0;
   };
@@ -169,7 +192,7 @@ void gemm_exact(CudaStream& s, const Matrix& w, const float* x, std::int64_t x_s
 }
 
 void CudaBackend::execute(Stream& stream, const MatMul& op) {
-  CudaStream& s = use(stream);
+  CudaStream& s = use(stream, Known::Stays);
   const std::int64_t n = op.x.dim(0);
   if (n <= kMatvecTokens) {
     run_matvec(s, op, true);

@@ -31,10 +31,12 @@ void UnitState::release() noexcept {
 
 CudaStream& CudaUnits::use(Stream& stream) const {
   check_cuda(cudaSetDevice(device_), "choosing the device");
-  return static_cast<CudaStream&>(stream);
+  auto& s = static_cast<CudaStream&>(stream);
+  s.launch_waiting();
+  return s;
 }
 
-UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) {
+UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool whole) {
   CudaStream& s = use(stream);
   UnitState& u = s.units;
   if (tokens.size() != 1) fail(ErrorCode::Internal, "a step in units has {} tokens", tokens.size());
@@ -51,7 +53,8 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   s.step_host[kMarkWord] = 0;
   check_cuda(cudaMemcpyAsync(s.step_inputs, s.step_host, (CudaStream::kStepTokens + 1) * 4, cudaMemcpyHostToDevice, s.handle()), "copying a step's inputs");
   constexpr std::int64_t kGroupKeys = Attention::kTile * Attention::kGroupTiles;
-  u.current = &u.recordings[static_cast<std::uint64_t>(pos0 / kGroupKeys)];
+  u.whole = whole;
+  u.current = &u.recordings[static_cast<std::uint64_t>(pos0 / kGroupKeys) * 2 + (whole ? 1 : 0)];
   s.recording = nullptr;
   s.overlap = false;
   s.step_tokens = {};
@@ -75,6 +78,7 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
 // A new unit; what is queued from now on is its body.
 cudaError_t CudaUnits::open(CudaStream& s) {
   UnitState& u = s.units;
+  if (u.whole) return cudaStreamBeginCapture(s.handle(), cudaStreamCaptureModeThreadLocal);
   cudaGraphConditionalHandle handle{};
   const std::int32_t* mark = s.step_inputs + kMarkWord;
   cudaError_t status = cudaGraphCreate(&u.graph, 0);
@@ -101,7 +105,8 @@ cudaError_t CudaUnits::open(CudaStream& s) {
 cudaError_t CudaUnits::close(CudaStream& s) {
   UnitState& u = s.units;
   cudaGraph_t body = nullptr;
-  cudaError_t status = cudaStreamEndCapture(s.handle(), &body);  // belongs to u.graph
+  cudaError_t status = cudaStreamEndCapture(s.handle(), &body);  // belongs to u.graph, unless the step is whole
+  if (u.whole) u.graph = body;
   cudaGraphExec_t exec = nullptr;
   if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, u.graph, 0);
   if (u.graph != nullptr) cudaGraphDestroy(u.graph);
@@ -122,6 +127,7 @@ void CudaUnits::check(Stream& stream, const SlotCheck& c) {
 
 void CudaUnits::cut(Stream& stream) {
   CudaStream& s = use(stream);
+  if (s.units.whole) return;
   cudaError_t status = close(s);
   if (status == cudaSuccess) status = open(s);
   if (status == cudaSuccess) return;

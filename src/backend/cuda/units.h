@@ -36,6 +36,7 @@ struct UnitState {
   std::int32_t serial = 0;
   cudaGraph_t graph = nullptr;      // of the unit being recorded
   bool recording = false;
+  bool whole = false;               // the step is one unit without a gate
   bool overlap = true;  // kernels of a unit may start before the one before has ended; off where that cannot be recorded
 
   void forget() noexcept;
@@ -52,7 +53,7 @@ class CudaUnits final : public UnitRunner {
 
   std::size_t max_top_k() const noexcept override { return UnitPostMemory::kTopK; }
   std::size_t max_checks() const noexcept override { return UnitState::kChecks; }
-  Mode begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0) override;
+  Mode begin(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool whole) override;
   void check(Stream& stream, const SlotCheck& check) override;
   void cut(Stream& stream) override;
   bool end(Stream& stream, bool complete) override;

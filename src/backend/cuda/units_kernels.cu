@@ -17,7 +17,7 @@ __global__ void slot_check_kernel(std::int32_t* ids, int top_k, const std::int32
     const std::int32_t id = forced != nullptr ? forced[r] : ids[r];
     if (forced != nullptr) ids[r] = id;
     post->ids[r] = id;
-    missed = missed || slot_of[id] < 0;
+    missed = missed || slot_of[id] == -1;
   }
   missed = __any_sync(kAll, missed);
   __threadfence_system();

@@ -30,22 +30,23 @@ TensorView attention_gqa(Context& c, const GqaSpec& spec, const GqaWeights& w, c
   const std::int64_t per_head = spec.output_gate ? 2 * hd : hd;
   const TensorView q = head_part(s.q, spec.n_heads, hd, per_head, 0);
   const TensorView k = head_part(s.k, spec.n_kv_heads, hd, hd, 0);
-  if (spec.qk_norm == QkNorm::PerHead) {
-    c.run(backend::RmsNorm{q, w.q_norm, q, norm_eps});
-    c.run(backend::RmsNorm{k, w.k_norm, k, norm_eps});
-  } else if (spec.qk_norm == QkNorm::Whole) {
+  if (spec.qk_norm == QkNorm::Whole) {
     c.run(backend::RmsNorm{s.q, w.q_norm, s.q, norm_eps});
     c.run(backend::RmsNorm{s.k, w.k_norm, s.k, norm_eps});
+  } else if (spec.qk_norm == QkNorm::PerHead && spec.clip > 0.0f) {
+    c.run(backend::RmsNorm{q, w.q_norm, q, norm_eps});
+    c.run(backend::RmsNorm{k, w.k_norm, k, norm_eps});
   }
   if (spec.clip > 0.0f)
     for (const TensorView& part : {s.q, s.k, s.v}) c.run(backend::Clamp{part, part, spec.clip});
-  if (!rope.inv_freq.empty()) {
-    c.run(backend::Rope{q, rope.inv_freq, pos0, rope.style, rope.magnitude});
-    c.run(backend::Rope{k, rope.inv_freq, pos0, rope.style, rope.magnitude});
-  }
+  const bool by_head = spec.qk_norm == QkNorm::PerHead && spec.clip == 0.0f;
   const auto flat = [&](const TensorView& cache) { return make_view(cache.data, cache.dtype, {cache.dim(0), spec.kv_dim()}); };
-  c.run(backend::CacheWrite{s.k, flat(state.k), pos0});
-  c.run(backend::CacheWrite{s.v, flat(state.v), pos0});
+  c.run_sequence(backend::HeadInputs{.q_norm = {q, by_head ? w.q_norm : TensorView{}, q, norm_eps},
+                                     .k_norm = {k, by_head ? w.k_norm : TensorView{}, k, norm_eps},
+                                     .q_rope = {q, rope.inv_freq, pos0, rope.style, rope.magnitude},
+                                     .k_rope = {k, rope.inv_freq, pos0, rope.style, rope.magnitude},
+                                     .k = {s.k, flat(state.k), pos0},
+                                     .v = {s.v, flat(state.v), pos0}});
   c.run(backend::Attention{q, state.k, state.v, w.sinks, s.heads, pos0, spec.window, spec.scale});
   if (spec.output_gate) c.run(backend::SigmoidGate{s.heads, head_part(s.q, spec.n_heads, hd, per_head, hd), s.heads});
   const backend::MatMulPart out{w.o, w.o_bias, s.y};

@@ -32,17 +32,17 @@ TensorView delta_net(Context& c, const GatedDeltaSpec& spec, const GatedDeltaWei
   const GatedDeltaScratch s(c.arena, spec, n, x.dim(1));
   const backend::MatMulPart parts[] = {{w.qkv, {}, s.qkv}, {w.z, {}, s.z}, {w.b, {}, s.b}, {w.a, {}, s.a}};
   c.run(backend::MatMul{x, parts, c.precision});
-  c.run(backend::CausalConv{s.qkv, view_f32(w.conv.f32(), {width, spec.n_taps}), state.conv, s.conv});
-
   const TensorView q = heads_at(s.conv, width, 0, spec.n_k_heads, spec.k_dim);
   const TensorView k = heads_at(s.conv, width, spec.key_width(), spec.n_k_heads, spec.k_dim);
   const TensorView v = heads_at(s.conv, width, 2 * spec.key_width(), spec.n_v_heads, spec.v_dim);
+  const TensorView gate = heads_at(s.z, spec.value_width(), 0, spec.n_v_heads, spec.v_dim);
   const auto q_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.k_dim)));
-  c.run(backend::L2Norm{q, q, spec.l2_eps, q_scale});
-  c.run(backend::L2Norm{k, k, spec.l2_eps, 1.0f});
-  c.run(backend::DeltaGates{s.a, s.b, w.neg_exp_a, w.dt_bias, s.decay, s.beta});
-  c.run(backend::GatedDelta{q, k, v, s.decay, s.beta, state.delta, s.heads});
-  c.run(backend::GatedRmsNorm{s.heads, heads_at(s.z, spec.value_width(), 0, spec.n_v_heads, spec.v_dim), w.norm, s.heads, norm_eps});
+  c.run_sequence(backend::DeltaMix{.conv = {s.qkv, view_f32(w.conv.f32(), {width, spec.n_taps}), state.conv, s.conv},
+                                   .q_norm = {q, q, spec.l2_eps, q_scale},
+                                   .k_norm = {k, k, spec.l2_eps, 1.0f},
+                                   .gates = {s.a, s.b, w.neg_exp_a, w.dt_bias, s.decay, s.beta},
+                                   .delta = {q, k, v, s.decay, s.beta, state.delta, s.heads},
+                                   .norm = {s.heads, gate, w.norm, s.heads, norm_eps}});
   c.matmul(view_f32(s.heads.f32(), {n, spec.value_width()}), w.out, s.y, c.precision);
   return s.y;
 }

@@ -142,9 +142,23 @@ void run_experts(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeigh
   }
 }
 
-backend::RoutedFfn routed_ffn(const Context& c, const store::ExpertView& e, std::uint64_t stride, const std::int32_t* slot_of, const MoeSpec& spec, const MoeWeights& w,
+backend::RoutedFfn routed_ffn(const Context& c, const store::SlotExperts& slots, const std::int32_t* slot_of, const MoeSpec& spec, const MoeWeights& w,
                               const TensorView& x, const MoeTensorScratch& s) {
-  backend::RoutedFfn op{x, s.ids, FfnMatrices{e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias}, stride, slot_of, spec.n_experts, s.rows, {}, {}, spec.glu, spec.glu_limit, spec.glu_alpha, c.precision};
+  const store::ExpertView& e = slots.first;
+  backend::RoutedFfn op{.x = x,
+                        .ids = s.ids,
+                        .first = {e.gate, e.up, e.down, e.gate_bias, e.up_bias, e.down_bias},
+                        .stride = slots.stride,
+                        .slot_of = slot_of,
+                        .host_offset = slots.host_offset,
+                        .n_experts = spec.n_experts,
+                        .y = s.rows,
+                        .shared = {},
+                        .shared_y = {},
+                        .glu = spec.glu,
+                        .limit = spec.glu_limit,
+                        .alpha = spec.glu_alpha,
+                        .precision = c.precision};
   if (spec.shared_dim > 0) {
     op.shared = FfnMatrices{w.shared.gate, w.shared.up, w.shared.down, {}, {}, {}};
     op.shared_y = s.shared;
@@ -157,7 +171,7 @@ void run_on_device(Context& c, const store::ResidentExperts& r, const MoeSpec& s
   const auto n_chosen = static_cast<std::uint64_t>(x.dim(0) * spec.top_k);
   c.counters.requests += n_chosen;
   c.counters.hits += n_chosen;
-  c.backend.run_routed(c.stream, routed_ffn(c, r.first, r.stride, nullptr, spec, w, x, s));
+  c.backend.run_routed(c.stream, routed_ffn(c, {r.first, r.stride, spec.n_experts}, nullptr, spec, w, x, s));
 }
 
 // The step is being recorded in units: the choice is checked against the table of slots, the experts are a unit of their own.
@@ -168,16 +182,14 @@ void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeig
   const auto n_sites = static_cast<std::int64_t>(plan.sites.size());
   units.check(c.stream, {s.ids, slot_of, plan.forced == nullptr ? nullptr : plan.forced + n_sites * plan.forced_row});
   units.cut(c.stream);
-  const store::SlotExperts slots = c.experts.slot_layer(layer);
-  c.backend.run_routed(c.stream, routed_ffn(c, slots.first, slots.stride, slot_of, spec, w, x, s));
+  c.backend.run_routed(c.stream, routed_ffn(c, c.experts.slot_layer(layer), slot_of, spec, w, x, s));
   units.cut(c.stream);
   plan.sites.push_back({layer, &spec, &w, x, h, s});
 }
 
 // What a recording of this layer will need.
 void reserve_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
-  const store::SlotExperts slots = c.experts.slot_layer(layer);
-  c.backend.units()->reserve(c.stream, routed_ffn(c, slots.first, slots.stride, c.units->slot_of, spec, w, x, s));
+  c.backend.units()->reserve(c.stream, routed_ffn(c, c.experts.slot_layer(layer), c.units->slot_of, spec, w, x, s));
 }
 
 }  // namespace
