@@ -20,6 +20,12 @@ inline void pause() noexcept {
 #endif
 }
 
+constexpr std::uint64_t range_of(std::int64_t next, std::int64_t end) noexcept {
+  return static_cast<std::uint64_t>(next) << 32 | static_cast<std::uint64_t>(end);
+}
+constexpr std::int64_t next_of(std::uint64_t range) noexcept { return static_cast<std::int64_t>(range >> 32); }
+constexpr std::int64_t end_of(std::uint64_t range) noexcept { return static_cast<std::int64_t>(range & 0xffffffffu); }
+
 int clamp_threads(int n) {
   if (n < 1) n = usable_cores();
   return std::clamp(n, 1, kMaxThreads);
@@ -41,34 +47,53 @@ ThreadPool::~ThreadPool() {
   for (std::thread& t : workers_) t.join();
 }
 
-void ThreadPool::drain(int worker) noexcept {
-  for (int i = 0; i < n_threads_; ++i) {
+bool ThreadPool::take(std::int64_t task, int worker) noexcept {
+  std::atomic<std::uint64_t>& own = shares_[static_cast<std::size_t>(worker)].range;
+  std::uint64_t range = own.load(std::memory_order_relaxed);
+  while (next_of(range) == task && next_of(range) < end_of(range))
+    if (own.compare_exchange_weak(range, range_of(task + 1, end_of(range)), std::memory_order_relaxed)) return true;
+  return false;
+}
+
+// The later half of what some other thread has left becomes this one's share.
+bool ThreadPool::steal(int worker) noexcept {
+  for (int i = 1; i < n_threads_; ++i) {
     const int of = worker + i < n_threads_ ? worker + i : worker + i - n_threads_;
-    Share& share = shares_[static_cast<std::size_t>(of)];
-    // Looking first spares the cache line of a share that is used up.
-    while (share.next.load(std::memory_order_relaxed) < share.end) {
-      const std::int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
-      if (task < share.end) fn_(ctx_, task, worker);
+    std::atomic<std::uint64_t>& other = shares_[static_cast<std::size_t>(of)].range;
+    std::uint64_t range = other.load(std::memory_order_relaxed);
+    while (next_of(range) < end_of(range)) {
+      const std::int64_t middle = next_of(range) + (end_of(range) - next_of(range)) / 2;
+      if (!other.compare_exchange_weak(range, range_of(next_of(range), middle), std::memory_order_relaxed)) continue;
+      shares_[static_cast<std::size_t>(worker)].range.store(range_of(middle, end_of(range)), std::memory_order_relaxed);
+      return true;
     }
   }
+  return false;
+}
+
+void ThreadPool::drain(int worker) noexcept {
+  const std::atomic<std::uint64_t>& own = shares_[static_cast<std::size_t>(worker)].range;
+  do {
+    for (;;) {
+      const std::uint64_t range = own.load(std::memory_order_relaxed);
+      if (next_of(range) >= end_of(range)) break;
+      if (const std::int64_t task = next_of(range); take(task, worker)) fn_(ctx_, task, worker);
+    }
+  } while (steal(worker));
 }
 
 void ThreadPool::run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx) {
   if (n_tasks <= 0) return;
   const std::lock_guard lock(turn_);
-  if (n_threads_ == 1 || n_tasks == 1) {
-    for (std::int64_t i = 0; i < n_tasks; ++i) fn(ctx, i, 0);
-    return;
-  }
   fn_ = fn;
   ctx_ = ctx;
   std::int64_t begin = 0;
   for (int i = 0; i < n_threads_; ++i) {
-    Share& share = shares_[static_cast<std::size_t>(i)];
-    share.next.store(begin, std::memory_order_relaxed);
-    begin += n_tasks / n_threads_ + (i < n_tasks % n_threads_ ? 1 : 0);
-    share.end = begin;
+    const std::int64_t end = begin + n_tasks / n_threads_ + (i < n_tasks % n_threads_ ? 1 : 0);
+    shares_[static_cast<std::size_t>(i)].range.store(range_of(begin, end), std::memory_order_relaxed);
+    begin = end;
   }
+  if (n_threads_ == 1 || n_tasks == 1) return drain(0);
   finished_.store(0, std::memory_order_relaxed);
   const std::uint64_t epoch = (gate_.load(std::memory_order_relaxed) >> 16) + 1;
   gate_.store(epoch << 16 | kOpen, std::memory_order_release);

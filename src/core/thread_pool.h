@@ -1,8 +1,8 @@
 // Fork-join over a fixed set of threads: the only way moeflux computes in parallel.
 //
 // A pool belongs to one engine. run() gives every thread an even share of neighbouring task numbers, which it
-// takes in ascending order (so that memory is read in order); who is done helps the others. It returns when all
-// are done. Results must not depend on which thread ran which task: a task owns its output elements.
+// takes in ascending order (so that memory is read in order); who is done takes the later half of what another
+// has left. It returns when all are done. Results must not depend on which thread ran which task: a task owns its output elements.
 //
 // Workers spin for some microseconds after a job, because the next one usually follows at once, then
 // park. A worker that wakes too late for a job is not waited for, so a pool with more threads than
@@ -29,7 +29,7 @@ class ThreadPool {
 
   int size() const noexcept { return n_threads_; }
 
-  // Calls fn(task, worker) for every task in [0, n_tasks); worker in [0, size()) is unique among the
+  // Calls fn(task, worker) for every task in [0, n_tasks), n_tasks < 2^31; worker in [0, size()) is unique among the
   // calls that run at the same moment, so it may index scratch memory. fn must not throw and must not
   // call run(). Callable from any thread; concurrent callers take turns.
   template <class F>
@@ -41,12 +41,17 @@ class ThreadPool {
         const_cast<void*>(static_cast<const void*>(&fn)));
   }
 
+  // Inside a task: makes `task` the caller's as well, if it is the next one of this worker and nobody has it yet. fn will not
+  // be called for it. For who can go on with less effort than begin anew.
+  bool take(std::int64_t task, int worker) noexcept;
+
  private:
   using TaskFn = void (*)(void* ctx, std::int64_t task, int worker) noexcept;
 
   void run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx);
   void worker_main(int worker);
   void drain(int worker) noexcept;
+  bool steal(int worker) noexcept;
 
   const int n_threads_;
   std::mutex turn_;  // one job at a time
@@ -54,9 +59,9 @@ class ThreadPool {
   // The job. Written before the gate opens, stable until everybody who joined has finished.
   TaskFn fn_ = nullptr;
   void* ctx_ = nullptr;
+  // Tasks [next, end) as next << 32 | end: both change at once, the owner takes from the front, others from behind.
   struct alignas(64) Share {
-    std::atomic<std::int64_t> next{0};
-    std::int64_t end = 0;
+    std::atomic<std::uint64_t> range{0};
   };
   std::vector<Share> shares_;  // of each thread
   // epoch << 16 | open << 15 | joined: a worker may join only while the gate of its epoch is open.

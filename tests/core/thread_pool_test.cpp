@@ -30,6 +30,38 @@ TEST(ThreadPool, EveryTaskOnce) {
   }
 }
 
+// A task may go on with those behind it: whoever takes one runs it, and nobody else does.
+TEST(ThreadPool, TakenTasksAreNotHandedOut) {
+  for (const int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    for (const std::int64_t n : {1, 2, 17, 1000}) {
+      std::vector<int> hits(static_cast<std::size_t>(n), 0);
+      std::atomic<std::int64_t> calls{0};
+      pool.run(n, [&](std::int64_t task, int worker) noexcept {
+        ++calls;
+        ++hits[static_cast<std::size_t>(task)];
+        for (int i = 0; i < 3 && task + 1 < n && pool.take(task + 1, worker); ++i) ++hits[static_cast<std::size_t>(++task)];
+      });
+      for (std::int64_t i = 0; i < n; ++i) ASSERT_EQ(hits[static_cast<std::size_t>(i)], 1) << "task " << i << " of " << n;
+      if (threads == 1) {
+        EXPECT_EQ(calls, (n + 3) / 4);
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, OnlyTheNextTaskCanBeTaken) {
+  ThreadPool pool(1);
+  std::int64_t calls = 0;
+  pool.run(4, [&](std::int64_t task, int worker) noexcept {
+    ++calls;
+    EXPECT_FALSE(pool.take(task, worker));
+    EXPECT_FALSE(pool.take(task + 2, worker));
+    EXPECT_FALSE(task == 3 && pool.take(task + 1, worker));
+  });
+  EXPECT_EQ(calls, 4);
+}
+
 TEST(ThreadPool, SizeDefaultsToCores) {
   EXPECT_EQ(ThreadPool(0).size(), usable_cores());
   EXPECT_EQ(ThreadPool(-3).size(), usable_cores());

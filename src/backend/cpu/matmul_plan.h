@@ -88,11 +88,11 @@ struct MatMulJob {
   std::int64_t first_task = 0, rows_per_task = 1;
 };
 
-// Bytes of weights a task reads when tokens are few: a multiple of tasks per thread, so that the threads end together, each
-// long enough to read memory at full speed, short enough to be handed to another thread when its own is held up.
+// Bytes of weights a task reads when tokens are few: many tasks per thread, so that the threads end together, each long enough to
+// read memory at full speed, short enough to be handed to another thread when its own is held up.
 inline std::int64_t bytes_per_task(std::uint64_t total_bytes, int n_threads) noexcept {
-  constexpr std::int64_t kTasksPerThread = 8;
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (kTasksPerThread * n_threads), 64 << 10, 512 << 10);
+  constexpr std::int64_t kTasksPerThread = 16;
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (kTasksPerThread * n_threads), 64 << 10, 256 << 10);
 }
 
 // Rows a task computes; one panel when tokens are many, whole tiles of rows when they are few.

@@ -7,8 +7,9 @@
 namespace moeflux::backend::cpu {
 namespace {
 
-// Inner columns of a task of the first half: whole groups of the last matrix, so that each is one task's own.
-constexpr std::int64_t kInnerPerTask = 128;
+// Inner columns of a task of the first half: whole groups of the last matrix, so that each is one task's own; long enough that
+// where a matrix begins and ends counts little.
+constexpr std::int64_t kInnerPerTask = 256;
 
 struct Work {
   const ExpertWork* w = nullptr;

@@ -2,6 +2,28 @@
 #include "backend/cpu/matmul_plan.h"
 
 namespace moeflux::backend::cpu {
+namespace {
+
+// What follows a task in its matrix.
+class NextTasks final : public MoreRows {
+ public:
+  NextTasks(ThreadPool& pool, const MatMulJob& job, std::int64_t task, int worker) noexcept
+      : pool_(pool), job_(job), task_(task), worker_(worker) {}
+  bool next(std::int64_t& row_end) noexcept override {
+    if (row_end >= job_.block.w.rows || !pool_.take(task_ + 1, worker_)) return false;
+    ++task_;
+    row_end = std::min(job_.block.w.rows, row_end + job_.rows_per_task);
+    return true;
+  }
+
+ private:
+  ThreadPool& pool_;
+  const MatMulJob& job_;
+  std::int64_t task_;
+  int worker_;
+};
+
+}  // namespace
 
 void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
   std::uint64_t total_bytes = 0;
@@ -20,6 +42,8 @@ void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
     const MatMulJob& job = *(after - 1);
     MatMulBlock b = job.block;
     b.scratch = s.workers[static_cast<std::size_t>(worker)].get(0);
+    NextTasks more(pool, job, i, worker);
+    b.more = &more;
     const std::int64_t row = (i - job.first_task) * job.rows_per_task;
     job.fn(b, row, std::min(b.w.rows, row + job.rows_per_task));
   });

@@ -21,6 +21,15 @@ struct QuantizedRows {
   std::int64_t tile = 1;
 };
 
+// The rows behind a block's, a task at a time, as long as nobody else has them: a kernel that would lose time by ending asks for them
+// and goes on. True: rows up to the new `row_end` are to be computed, too.
+struct MoreRows {
+  virtual bool next(std::int64_t& row_end) noexcept = 0;
+
+ protected:
+  ~MoreRows() = default;
+};
+
 // y[t, r] = W[r] . x[t] (+ bias[r]) for rows [row_begin, row_end) and all tokens.
 struct MatMulBlock {
   quant::MatrixView w;
@@ -33,6 +42,7 @@ struct MatMulBlock {
   const std::int32_t* slots = nullptr;  // row of y for each token; null: token t has row t
   std::int64_t n_tokens = 0;
   std::byte* scratch = nullptr;  // matmul_scratch_bytes(cols), aligned to 64
+  MoreRows* more = nullptr;      // may be null
 };
 using MatMulFn = void (*)(const MatMulBlock& block, std::int64_t row_begin, std::int64_t row_end) noexcept;
 

@@ -26,16 +26,28 @@ MOEFLUX_MATH __m512 fold1(__m512 a, __m512 b) noexcept {
   return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
 
-// scores[query][key] for keys at k[0..3] and four queries; 128-bit quarter q of the result is query q.
-template <bool F16>
-MOEFLUX_MATH __m512 scores_4x4(const float* const* q, const std::byte* const (&k)[4],
-                               std::int64_t n) noexcept {
+// Four rows that will be needed, asked for line by line.
+struct RowsAhead {
+  const std::byte* first;
+  std::int64_t stride;  // bytes
+  MOEFLUX_MATH void fetch(std::int64_t at) const noexcept {
+    const auto* p = reinterpret_cast<const char*>(first + at);
+    for (int i = 0; i < 4; ++i, p += stride) _mm_prefetch(p, _MM_HINT_T1);
+  }
+};
+
+// scores[query][key] for keys at k[0..3] and four queries; 128-bit quarter q of the result is query q. Meanwhile the rows of
+// ahead[0 .. Ahead) are asked for.
+template <bool F16, int Ahead>
+MOEFLUX_MATH __m512 scores_4x4(const float* const* q, const std::byte* const (&k)[4], std::int64_t n,
+                               const RowsAhead* ahead) noexcept {
 #define MOEFLUX_CLEAR(i, j) V16 x##i##j = zero();
   MOEFLUX_EACH16(MOEFLUX_CLEAR)
 #undef MOEFLUX_CLEAR
   const float *q0 = q[0], *q1 = q[1], *q2 = q[2], *q3 = q[3];
   const std::byte *p0 = k[0], *p1 = k[1], *p2 = k[2], *p3 = k[3];
   for (std::int64_t i = 0; i < n; i += 16) {
+    for (int a = 0; a < Ahead; ++a) ahead[a].fetch(i * (F16 ? 2 : 4));
     const V16 k0 = load_kv(p0, i, F16), k1 = load_kv(p1, i, F16), k2 = load_kv(p2, i, F16),
               k3 = load_kv(p3, i, F16);
     const V16 v0 = load(q0 + i), v1 = load(q1 + i), v2 = load(q2 + i), v3 = load(q3 + i);
@@ -86,25 +98,10 @@ MOEFLUX_MATH void add_values(const AttentionGroup& a, const HeadTile& h, int fir
   store(y0 + 16, b0), store(y1 + 16, b1), store(y2 + 16, b2), store(y3 + 16, b3);
 }
 
-// Key and value rows lie apart, and values are read by columns: more than the hardware sees coming. Asked for before they are met,
-// into the second-level cache.
-template <bool F16>
-MOEFLUX_MATH void fetch_rows(const AttentionGroup& a, std::int64_t j) noexcept {
-  constexpr std::int64_t kSize = F16 ? 2 : 4, kAheadKeys = 8;
-  for (std::int64_t i = j; i < j + 4; ++i) {
-    const char* k = reinterpret_cast<const char*>(a.k + (i + kAheadKeys) * a.k_stride * kSize);
-    const char* v = reinterpret_cast<const char*>(a.v + i * a.v_stride * kSize);
-    for (std::int64_t at = 0; at < a.head_dim * kSize; at += 64) {
-      _mm_prefetch(k + at, _MM_HINT_T1);
-      _mm_prefetch(v + at, _MM_HINT_T1);
-    }
-  }
-}
-
 template <bool F16>
 void attend_heads_tile(const AttentionGroup& a, const HeadTile& h, int n_heads, std::int64_t base,
                        std::int64_t j0, std::int64_t j1) noexcept {
-  constexpr std::int64_t kTile = Attention::kTile, kSize = F16 ? 2 : 4;
+  constexpr std::int64_t kTile = Attention::kTile, kSize = F16 ? 2 : 4, kAheadKeys = 8;
   const float minus_inf = -__builtin_inff();
   for (std::int64_t i = 0; i < n_heads * kTile; i += 16) store(h.p + i, set1(minus_inf));
   const __m512 scale = _mm512_set1_ps(a.scale);
@@ -112,9 +109,15 @@ void attend_heads_tile(const AttentionGroup& a, const HeadTile& h, int n_heads, 
     const std::byte* k[4];
     for (int i = 0; i < 4; ++i) k[i] = a.k + (j + i < j1 ? j + i : j1 - 1) * a.k_stride * kSize;
     const auto mask = static_cast<__mmask8>((1u << (j1 - j < 4 ? j1 - j : 4)) - 1u);
-    if (a.cold) fetch_rows<F16>(a, j);
+    // Key and value rows lie apart, and values are read by columns: more than the hardware sees coming. Keys of the next steps and
+    // the values of these keys are asked for into the second-level cache, a line of each row between two steps of arithmetic: all
+    // at once they would wait for each other.
+    const RowsAhead ahead[2] = {{a.k + (j + kAheadKeys) * a.k_stride * kSize, a.k_stride * kSize}, {a.v + j * a.v_stride * kSize, a.v_stride * kSize}};
     for (int q = 0; q < n_heads; q += 4) {
-      const __m512 v = _mm512_mul_ps(scale, scores_4x4<F16>(h.q + q, k, a.head_dim));
+      const __m512 dots = !a.cold        ? scores_4x4<F16, 0>(h.q + q, k, a.head_dim, nullptr)
+                          : n_heads == 4 ? scores_4x4<F16, 2>(h.q + q, k, a.head_dim, ahead)
+                                         : scores_4x4<F16, 1>(h.q + q, k, a.head_dim, ahead + q / 4);
+      const __m512 v = _mm512_mul_ps(scale, dots);
       float* p = h.p + q * kTile + (j - base);
       _mm_mask_storeu_ps(p, mask, _mm512_castps512_ps128(v));
       _mm_mask_storeu_ps(p + kTile, mask, _mm512_extractf32x4_ps(v, 1));

@@ -4,7 +4,7 @@
 // A unit is 128 codes. Rows follow each other without a gap, so the codes of sixteen rows are one sequence of units: sixteen
 // at a time are multiplied and reduced to one integer per unit and group, wherever rows begin and end. When the sums of a tile
 // of sixteen rows are there, they meet their scales, one row per lane, in pieces of a few units: between the blocks of the
-// tile after it, so that memory is never left waiting.
+// tile after it, so that memory is never left waiting. A task that begins or ends has one tile without that: who can go on does.
 
 namespace {
 
@@ -144,11 +144,13 @@ MOEFLUX_MATH void fetch_ahead(const Linear<Slot, Group, Units>& l, const MatMulB
 }
 
 template <int Slot, int Group, int Units>
-MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t n_tiles, bool bf16) noexcept {
+MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t& row_end, bool bf16) noexcept {
   using L = Linear<Slot, Group, Units>;
   const L l = prepare_linear<Slot, Group, Units>(b);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(b.w.data) + static_cast<std::uint64_t>(row_begin) * b.w.row_bytes();
+  std::int64_t n_tiles = (row_end - row_begin) / kTileRows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {
+    if (i == n_tiles && b.more != nullptr && b.more->next(row_end)) n_tiles = (row_end - row_begin) / kTileRows;
     const std::int64_t row = row_begin + (i - 1) * kTileRows;
     std::int32_t* now = l.tile(i);
     const std::int32_t* before = l.tile(i + 1);
@@ -174,22 +176,22 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
 
 template <int Slot, int Group>
 void matvec_linear(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
-  const std::int64_t n_tiles = (row_end - row_begin) / kTileRows, end = row_begin + n_tiles * kTileRows;
   if constexpr (Slot == 3) {
-    matvec_linear_tiles<Slot, Group, 0>(b, row_begin, n_tiles, true);
+    matvec_linear_tiles<Slot, Group, 0>(b, row_begin, row_end, true);
   } else if (b.w.format.scale_dtype != DType::BF16) {
-    matvec_linear_tiles<Slot, Group, 0>(b, row_begin, n_tiles, false);
+    matvec_linear_tiles<Slot, Group, 0>(b, row_begin, row_end, false);
   } else {
     const std::int64_t units = b.w.cols / kUnit<Slot>;
     if (Group == 64 && units == 4)
-      matvec_linear_tiles<Slot, Group, 4>(b, row_begin, n_tiles, true);
+      matvec_linear_tiles<Slot, Group, 4>(b, row_begin, row_end, true);
     else if (Group == 64 && units == 16)
-      matvec_linear_tiles<Slot, Group, 16>(b, row_begin, n_tiles, true);
+      matvec_linear_tiles<Slot, Group, 16>(b, row_begin, row_end, true);
     else if (Group == 64 && units == 32)
-      matvec_linear_tiles<Slot, Group, 32>(b, row_begin, n_tiles, true);
+      matvec_linear_tiles<Slot, Group, 32>(b, row_begin, row_end, true);
     else
-      matvec_linear_tiles<Slot, Group, 0>(b, row_begin, n_tiles, true);
+      matvec_linear_tiles<Slot, Group, 0>(b, row_begin, row_end, true);
   }
+  const std::int64_t end = row_begin + (row_end - row_begin) / kTileRows * kTileRows;
   if (end < row_end) matvec_rows<Slot, Group>(b, end, row_end);
 }
 
