@@ -184,8 +184,8 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
   if (options.device < 0 || options.device >= n)
     fail(ErrorCode::InvalidArgument, "there is no CUDA device {}: this machine has {}", options.device, n);
   const CudaDeviceInfo info = cuda_device_info(options.device);
-  if (info.capability < 80)
-    fail(ErrorCode::Unsupported, "{} has compute capability {}.{}; 8.0 is the least", info.name, info.capability / 10, info.capability % 10);
+  if (info.capability < 90)
+    fail(ErrorCode::Unsupported, "{} has compute capability {}.{}; this build has code for 9.0 and newer: run on the CPU with --backend cpu", info.name, info.capability / 10, info.capability % 10);
   return std::make_unique<cuda::CudaBackend>(options.device);
 }
 
