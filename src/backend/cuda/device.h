@@ -148,6 +148,13 @@ __device__ inline float tree16(float v) {
   return v;
 }
 
+// Its last three steps, for eight neighbours that have each done the first one by themselves.
+__device__ inline float tree8(float v) {
+#pragma unroll
+  for (int step = 4; step >= 1; step /= 2) v = v + __shfl_xor_sync(kAll, v, step);
+  return v;
+}
+
 // dot16(x, x) by sixteen threads, `lane` the number of this one; all of the warp take part.
 __device__ inline float square16(const float* x, int n, int lane) {
   float acc = 0.0f;

@@ -157,9 +157,7 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaArgs a) {
         m0 = math::fma(k0[i], s0[i], m0);
         m1 = math::fma(k1[i], s1[i], m1);
       }
-      float m = m0 + m1;
-#pragma unroll
-      for (int step = 4; step >= 1; step /= 2) m = m + __shfl_xor_sync(kAll, m, step);
+      const float m = tree8(m0 + m1);
       const float d = beta * (vc - m);
       float y0 = 0.0f, y1 = 0.0f;
 #pragma unroll
@@ -169,9 +167,7 @@ __global__ void __launch_bounds__(kDeltaThreads) delta_kernel(DeltaArgs a) {
         y0 = math::fma(in.q[t][i * 16 + part], s0[i], y0);
         y1 = math::fma(in.q[t][i * 16 + part + 8], s1[i], y1);
       }
-      float y = y0 + y1;
-#pragma unroll
-      for (int step = 4; step >= 1; step /= 2) y = y + __shfl_xor_sync(kAll, y, step);
+      const float y = tree8(y0 + y1);
       if (live && part == 0) a.y[(t0 + t) * a.y_stride + h * a.y_head + c] = y;
     }
     __syncthreads();

@@ -136,9 +136,7 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
     m0 = math::fma(k0[i], s0[i], m0);
     m1 = math::fma(k1[i], s1[i], m1);
   }
-  float m = m0 + m1;
-#pragma unroll
-  for (int step = 4; step >= 1; step /= 2) m = m + __shfl_xor_sync(kAll, m, step);
+  const float m = tree8(m0 + m1);
   const float d = beta * ((live ? x[2 * dk + column] : 0.0f) - m);
   float y0 = 0.0f, y1 = 0.0f;
 #pragma unroll
@@ -153,9 +151,7 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
     y0 = math::fma(k0[i], s0[i], y0);
     y1 = math::fma(k1[i], s1[i], y1);
   }
-  float y = y0 + y1;
-#pragma unroll
-  for (int step = 4; step >= 1; step /= 2) y = y + __shfl_xor_sync(kAll, y, step);
+  const float y = tree8(y0 + y1);
   if (live && part == 0) out[column] = y;
   __syncthreads();
   if (warp == 0) {

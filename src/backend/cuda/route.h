@@ -1,4 +1,5 @@
-// The choice of a token's experts by one warp: a kernel of its own, or the end of the kernel that makes the logits. Only for CUDA sources.
+// The choice of a token's experts: by a block with a thread an expert, or, with groups of experts or very many, by one warp. Only for CUDA
+// sources.
 #pragma once
 
 #include "backend/cuda/device.h"
@@ -137,7 +138,7 @@ __device__ inline void route_block(const RouteArgs& a, std::int64_t t, float* me
 }
 
 // Token t by one warp. Ranks are chosen one after the other: the largest key, the lowest index among equals; a key that is
-// NaN is never chosen before a number. Logits are read past L1: another block may just have written them.
+// NaN is never chosen before a number.
 __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane, float* memory) {
   float *score = memory, *key = score + a.n_experts, *value = key + a.n_experts, *chosen_weights = value + a.n_groups;
   int* chosen = reinterpret_cast<int*>(chosen_weights + a.top_k);
