@@ -2,7 +2,7 @@
 //
 // Scores are sixteen small products, one a lane of dot16, in tiles of 8 x 8 per thread; value sums are one chain of fmas
 // per element in ascending keys. All in f32 on the plain cores: the formula's order of additions leaves the tensor
-// cores nothing to do.
+// cores nothing to do. (A latent cache in precision fast: ops_mla.cu.)
 #include <cuda_pipeline.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "backend/cuda/device.h"
 #include "backend/cuda/gemm.h"
 #include "backend/cuda/matmul.h"
+#include "backend/cuda/mla.h"
 
 namespace moeflux::backend::cuda {
 namespace {
@@ -670,6 +671,7 @@ void run_many(CudaStream& s, AttentionArgs a) {
 
 void CudaBackend::execute(Stream& stream, const Attention& op) {
   CudaStream& s = use(stream);
+  if (run_latent_attention(s, op)) return;
   AttentionArgs a{};
   a.q = op.q.f32(), a.k = static_cast<const std::byte*>(op.k.data), a.v = static_cast<const std::byte*>(op.v.data);
   a.sinks = op.sinks.f32(), a.y = op.y.f32();

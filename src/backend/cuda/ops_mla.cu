@@ -1,0 +1,511 @@
+// Attention over a latent cache on the tensor cores: all heads share a key of up to 576 values, whose first 512 are the value.
+//
+// Keys are split at absolute positions, kSplit each. A block has 64 heads of one token and one split; two blocks of a cluster have the
+// same split and read half of its rows each. One warpgroup of a block (the producer) reads rows, rounds them to f16 and stores them in both
+// blocks' shared memory; two (the consumers) multiply: each has half of the keys of a tile for the scores, half of the dimensions for the
+// sums. Tiles pass through two stages. A second kernel merges a row's splits. What a row becomes depends on its own position alone.
+//
+// Factors of products are f16 (queries, keys, probabilities), sums are f32. Scores and maxima are in powers of two.
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "backend/cuda/cuda_internal.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/mla.h"
+#include "backend/cuda/warpgroup.h"
+
+namespace moeflux::backend::cuda {
+namespace {
+
+constexpr int kHeads = 64;        // of a block: the rows of a warpgroup's product
+constexpr int kTileKeys = 64;     // keys in shared memory at a time
+constexpr int kSplit = 512;       // keys of a block: 64 splits of 32,768 keys are one block for each of 128 processors
+constexpr int kWidth = 576;       // room for a key
+constexpr int kValues = 512;
+constexpr int kPanel = kTileKeys * 128;       // bytes: 64 values of 64 rows
+constexpr int kTile = kWidth / 64 * kPanel;   // bytes of a tile of keys, and of the queries
+constexpr int kConsumers = 256, kProducers = 128;
+constexpr int kConsumerRegisters = 184, kProducerRegisters = 136;  // of a thread; all threads start with 168, which is the same in all
+static_assert(kConsumers * kConsumerRegisters + kProducers * kProducerRegisters == (kConsumers + kProducers) * 168);
+constexpr int kGroupKeys = static_cast<int>(Attention::kTile * Attention::kGroupTiles);
+static_assert(kGroupKeys % kSplit == 0, "recorded steps are replayed inside a group");
+constexpr std::size_t kScratchBytes = 64u << 20;  // partial results of the tokens computed together: little enough to stay in the cache
+
+// Bytes of shared memory behind the next multiple of 1024: queries, two tiles, probabilities, maxima, barriers.
+constexpr int kProbabilitiesAt = 3 * kTile, kTopsAt = kProbabilitiesAt + kPanel, kBarriersAt = kTopsAt + 2 * kHeads * 4,
+              kSharedBytes = kBarriersAt + 4 * 8;
+
+struct MlaArgs {
+  const float* q;
+  const std::byte* k;
+  float* y;
+  float* sums;    // [tokens of this launch, heads, splits, 512]
+  float2* stats;  // [tokens of this launch, heads, splits]: maximum, sum of probabilities
+  std::int64_t q_token, q_head, k_row, y_token, y_head;  // strides in elements
+  int n_heads, hd, n_splits, first_token;
+  CudaStream::Position pos;
+  float scale;  // times log2(e)
+};
+
+// 2^x, 0 for -inf.
+__device__ inline float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#ifdef MOEFLUX_WARPGROUPS
+
+// Probabilities are stored times 2^12: those below 2^-14 of the largest would lose digits as f16.
+constexpr float kRaise = 12.0f;
+
+// Two values as f16, the first in the low half; what is too large becomes the largest f16.
+__device__ inline std::uint32_t to_halves(float low, float high) {
+  std::uint32_t out;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+// What follows from x is computed here and not before the loop: there are no registers for it.
+__device__ inline void compute_here(std::uint64_t& x) { asm volatile("" : "+l"(x)); }
+__device__ inline int computed_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+struct Shared {
+  std::uint32_t base;
+  __device__ std::uint32_t queries() const { return base; }
+  __device__ std::uint32_t tile(int i) const { return base + kTile + (i & 1) * kTile; }
+  __device__ std::uint32_t probabilities() const { return base + kProbabilitiesAt; }
+  __device__ std::uint32_t full(int i) const { return base + kBarriersAt + (i & 1) * 8; }
+  __device__ std::uint32_t empty(int i) const { return base + kBarriersAt + 16 + (i & 1) * 8; }
+};
+
+// ---- the producer
+
+// Loads on their way: a thread has eighteen units of a half tile (32 keys), in six groups of three; three groups are under way.
+constexpr int kUnits = 3, kGroups = 6, kAhead = 3;
+
+// Each of the four warps has eight keys of the half tile. f32: a unit is four neighbouring values of keys q and q + 4, two neighbouring
+// threads exchange theirs so that each stores 16 bytes of one key.
+template <bool F16>
+struct Unit {
+  float4 near, far;
+};
+template <>
+struct Unit<true> {
+  uint4 values;
+};
+
+// Where unit `n` of a thread's eighteen lies: a constant for every n but for what depends on the lane.
+struct Place {
+  int row, column;  // f32: row in 0..3, column in fours; f16: row in 0..7, column in eights
+};
+template <bool F16>
+__device__ inline Place place_of(int n, int lane) {
+  if constexpr (F16) {
+    const int at = n * kWarp + lane;
+    return {at / (kWidth / 8), at % (kWidth / 8)};
+  } else {
+    const int at = n % 9 * kWarp + lane, second = at >= kWidth / 4 ? 1 : 0;
+    return {n / 9 * 2 + second, at - second * (kWidth / 4)};
+  }
+}
+
+template <bool F16, int Cluster>
+struct Producer {
+  const MlaArgs& a;
+  const std::byte* rows;  // of the split
+  int n_keys;             // of the split that the token sees
+  int warp, lane, rank;
+
+  // A job is half a tile: blocks of a cluster have one each.
+  static constexpr int kJobsPerTile = 2 / Cluster;
+  __device__ int tile(int job) const { return job / kJobsPerTile; }
+  __device__ int first_row(int job) const { return (Cluster == 2 ? rank : job & 1) * 32 + warp * 8; }
+
+  __device__ void load(int job, int group, Unit<F16> (&to)[kUnits]) const {
+    const int key = tile(job) * kTileKeys + first_row(job), in_warp = computed_here(lane) & 31;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const Place at = place_of<F16>(group * kUnits + i, in_warp);
+      if constexpr (F16) {
+        to[i].values = uint4{0, 0, 0, 0};
+        if (key + at.row < n_keys && at.column * 8 < a.hd) to[i].values = __ldcg(reinterpret_cast<const uint4*>(rows + (key + at.row) * a.k_row * 2) + at.column);
+      } else {
+        to[i].near = to[i].far = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        const auto* near = reinterpret_cast<const float4*>(rows + (key + at.row) * a.k_row * 4) + at.column;
+        if (key + at.row < n_keys && at.column * 4 < a.hd) to[i].near = __ldcg(near);
+        if (key + at.row + 4 < n_keys && at.column * 4 < a.hd) to[i].far = __ldcg(near + a.k_row);
+      }
+    }
+  }
+
+  __device__ void store(int job, int group, const Unit<F16> (&from)[kUnits], std::uint32_t mine, std::uint32_t other) const {
+    const int in_warp = computed_here(lane) & 31;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const Place at = place_of<F16>(group * kUnits + i, in_warp);
+      uint4 v;
+      std::uint32_t offset;
+      if constexpr (F16) {
+        v = from[i].values;
+        offset = at.column / 8 * kPanel + swizzled(first_row(job) + at.row, at.column % 8);
+      } else {
+        const bool odd = (in_warp & 1) != 0;
+        const std::uint32_t n0 = to_halves(from[i].near.x, from[i].near.y), n1 = to_halves(from[i].near.z, from[i].near.w);
+        const std::uint32_t f0 = to_halves(from[i].far.x, from[i].far.y), f1 = to_halves(from[i].far.z, from[i].far.w);
+        const std::uint32_t got0 = __shfl_xor_sync(kAll, odd ? n0 : f0, 1), got1 = __shfl_xor_sync(kAll, odd ? n1 : f1, 1);
+        v = odd ? uint4{got0, got1, f0, f1} : uint4{n0, n1, got0, got1};
+        offset = at.column / 16 * kPanel + swizzled(first_row(job) + at.row + (odd ? 4 : 0), at.column / 2 % 8);
+      }
+      store_shared(mine + offset, v);
+      if constexpr (Cluster == 2) store_cluster(other + offset, v);
+    }
+  }
+
+  __device__ void run(const Shared& shared) const {
+    const int n_jobs = (n_keys + kTileKeys - 1) / kTileKeys * kJobsPerTile;
+    Unit<F16> ring[kAhead][kUnits];
+#pragma unroll
+    for (int g = 0; g < kAhead; ++g) load(0, g, ring[g]);
+    for (int job = 0; job < n_jobs; ++job) {
+      const int t = tile(job);
+      if (t >= 2) barrier_wait(shared.empty(t), t / 2 - 1);
+      const std::uint32_t mine = shared.tile(t), other = Cluster == 2 ? neighbour(mine, rank ^ 1) : mine;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        store(job, g, ring[g % kAhead], mine, other);
+        if (g + kAhead < kGroups)
+          load(job, g + kAhead, ring[g % kAhead]);
+        else if (job + 1 < n_jobs)
+          load(job + 1, g + kAhead - kGroups, ring[g % kAhead]);
+      }
+      fence_async();
+      __syncwarp();
+      if (lane == 0) {
+        barrier_arrive(shared.full(t));
+        if constexpr (Cluster == 2) barrier_arrive(neighbour(shared.full(t), rank ^ 1));
+      }
+      __syncwarp();
+    }
+  }
+};
+
+// ---- the consumers
+
+// A row's state, for the two rows r and r + 8 of a thread; `sum` is the thread's own share.
+struct Running {
+  float top[2], sum[2];
+};
+
+struct Consumer {
+  const MlaArgs& a;
+  const Shared& shared;
+  float* tops;  // shared: [2 warpgroups][kHeads]
+  int group, lane, row;  // warpgroup, first of the thread's two rows
+  int n_keys;
+
+  __device__ void load_queries(int token, int first_head) const {
+    const float* q = a.q + token * a.q_token + first_head * a.q_head;
+    const int n = min(kHeads, a.n_heads - first_head);
+#pragma unroll 12
+    for (int e = threadIdx.x; e < kHeads * (kWidth / 4); e += kConsumers) {
+      const int r = e / (kWidth / 4), c = e % (kWidth / 4);
+      float4 v{0.0f, 0.0f, 0.0f, 0.0f};
+      if (r < n && c * 4 < a.hd) v = __ldcg(reinterpret_cast<const float4*>(q + r * a.q_head) + c);
+      const std::uint32_t at = shared.queries() + c / 16 * kPanel + swizzled(r, c / 2 % 8) + c % 2 * 8;
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(to_halves(v.x, v.y)), "r"(to_halves(v.z, v.w)) : "memory");
+    }
+    fence_async();
+    meet(1, kConsumers);
+  }
+
+  // Scores of all rows and half of the tile's keys.
+  __device__ void multiply_keys(int tile, float (&s)[16]) const {
+    std::uint64_t q = operand(shared.queries(), 16, 1024), k = operand(shared.tile(tile) + group * (kPanel / 2), 16, 1024);
+    compute_here(q), compute_here(k);
+#pragma unroll
+    for (int i = 0; i < kWidth / 16; ++i) {
+      const std::uint64_t step = (i / 4 * kPanel + i % 4 * 32) / 16;
+      product_64x32(s, q + step, k + step, i > 0);
+    }
+  }
+
+  // o += probabilities times half of the dimensions.
+  __device__ void multiply_values(int tile, float (&o)[128]) const {
+    std::uint64_t p = operand(shared.probabilities(), 16, 1024), v = operand(shared.tile(tile) + group * (kValues / 2 / 64 * kPanel), kPanel, 1024);
+    compute_here(p), compute_here(v);
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 16; ++i) product_64x256(o, p + i * 32 / 16, v + i * 2048 / 16);
+  }
+
+  // Scores to probabilities, two f16 each, of rows r (p[0..3]) and r + 8; returns what sums so far have to be multiplied by.
+  __device__ float2 softmax(int tile, float (&s)[16], Running& state, std::uint32_t (&p)[8]) const {
+    const int first = tile * kTileKeys + group * 32 + lane % 4 * 2;
+    float top[2] = {-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      s[i] = first + i / 4 * 8 + i % 2 < n_keys ? s[i] * a.scale : -__int_as_float(0x7f800000);
+      top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], 1));
+      top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], 2));
+      if (lane % 4 == 0) tops[group * kHeads + row + 8 * j] = top[j];
+    }
+    meet(1, kConsumers);
+    float factor[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float next = fmaxf(state.top[j], fmaxf(tops[row + 8 * j], tops[kHeads + row + 8 * j]));
+      factor[j] = power_of_two(state.top[j] - next);
+      state.top[j] = next;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const __half2 two = __floats2half2_rn(power_of_two(s[4 * i + 2 * j] - next + kRaise), power_of_two(s[4 * i + 2 * j + 1] - next + kRaise));
+        const float2 rounded = __half22float2(two);
+        sum = sum + (rounded.x + rounded.y);
+        p[4 * j + i] = *reinterpret_cast<const std::uint32_t*>(&two);
+      }
+      state.sum[j] = math::fma(state.sum[j], factor[j], sum);
+    }
+    return {factor[0], factor[1]};
+  }
+
+  __device__ void store_probabilities(const std::uint32_t (&p)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const std::uint32_t at = shared.probabilities() + swizzled(row + i / 4 * 8, group * 4 + i % 4) + lane % 4 * 4;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(p[i]) : "memory");
+    }
+    fence_async();
+    meet(1, kConsumers);
+  }
+
+  template <int Cluster>
+  __device__ void release(int tile) const {
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(shared.empty(tile));
+      if constexpr (Cluster == 2) barrier_arrive(neighbour(shared.empty(tile), cluster_rank() ^ 1));
+    }
+    __syncwarp();
+  }
+
+  // The sums of a tile are computed behind the scores of the next, while those become probabilities.
+  template <int Cluster>
+  __device__ void run(float (&o)[128], Running& state) const {
+    const int n_tiles = (n_keys + kTileKeys - 1) / kTileKeys;
+    float s[16] = {};
+    std::uint32_t p[8];
+    wait_tile(0);
+    products_begin();
+    multiply_keys(0, s);
+    products_commit();
+    products_wait<0>();
+    pin(s);
+    softmax(0, s, state, p);
+    store_probabilities(p);
+    for (int tile = 1; tile < n_tiles; ++tile) {
+      wait_tile(tile);
+      pin(o);
+      products_begin();
+      multiply_keys(tile, s);
+      products_commit();
+      multiply_values(tile - 1, o);
+      products_commit();
+      products_wait<1>();
+      pin(s);
+      const float2 factor = softmax(tile, s, state, p);
+      products_wait<0>();
+      pin(o);
+      release<Cluster>(tile - 1);
+#pragma unroll
+      for (int i = 0; i < 128; ++i) o[i] = o[i] * (i / 2 % 2 == 0 ? factor.x : factor.y);
+      meet(1, kConsumers);  // nobody reads the probabilities of the tile before any more
+      store_probabilities(p);
+    }
+    pin(o);
+    products_begin();
+    multiply_values(n_tiles - 1, o);
+    products_commit();
+    products_wait<0>();
+    pin(o);
+  }
+
+  __device__ void wait_tile(int tile) const {
+    barrier_wait(shared.full(tile), tile / 2);
+    fence_async();
+  }
+
+  __device__ void write(const float (&o)[128], Running& state, int first_head) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float& sum = state.sum[j];
+      sum = sum + __shfl_xor_sync(kAll, sum, 1);
+      sum = sum + __shfl_xor_sync(kAll, sum, 2);
+      if (lane % 4 == 0) tops[group * kHeads + row + 8 * j] = sum;  // maxima are read before the last meeting
+    }
+    meet(1, kConsumers);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int r = row + 8 * j;
+      if (first_head + r >= a.n_heads) continue;
+      const std::int64_t at = (static_cast<std::int64_t>(blockIdx.z) * a.n_heads + first_head + r) * a.n_splits + blockIdx.y;
+      if (group == 0 && lane % 4 == 0) a.stats[at] = float2{state.top[j], tops[r] + tops[kHeads + r]};
+      float* to = a.sums + at * kValues + group * (kValues / 2) + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 32; ++i) *reinterpret_cast<float2*>(to + 8 * i) = float2{o[4 * i + 2 * j], o[4 * i + 2 * j + 1]};
+    }
+  }
+};
+
+#endif  // MOEFLUX_WARPGROUPS
+
+// Blocks: heads in 64s, splits, tokens.
+template <bool F16, int Cluster>
+__global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const __grid_constant__ MlaArgs a) {
+#ifdef MOEFLUX_WARPGROUPS
+  extern __shared__ __align__(1024) std::uint8_t memory[];
+  const Shared shared{(shared_address(memory) + 1023u) / 1024u * 1024u};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(shared.full(i), 2 * kProducers / kWarp);  // two half tiles
+      barrier_init(shared.empty(i), Cluster * kConsumers / kWarp);
+    }
+    barriers_done();
+  }
+  begin_kernel();
+  const int token = a.first_token + static_cast<int>(blockIdx.z), first_key = static_cast<int>(blockIdx.y) * kSplit;
+  const int n_keys = min(kSplit, a.pos.get() + token + 1 - first_key), first_head = static_cast<int>(blockIdx.x) * kHeads;
+  if (n_keys <= 0) return;  // all of a cluster
+  cluster_meet();
+  const int lane = threadIdx.x % kWarp;
+  if (threadIdx.x >= kConsumers) {
+    give_registers<kProducerRegisters>();
+    const Producer<F16, Cluster> p{a, a.k + first_key * a.k_row * (F16 ? 2 : 4), n_keys, static_cast<int>(threadIdx.x - kConsumers) / kWarp, lane,
+                                   Cluster == 2 ? static_cast<int>(cluster_rank()) : 0};
+    p.run(shared);
+  } else {
+    take_registers<kConsumerRegisters>();
+    const int group = threadIdx.x / 128, row = static_cast<int>(threadIdx.x % 128 / kWarp) * 16 + lane / 4;
+    float* tops = reinterpret_cast<float*>(memory + (shared.base - shared_address(memory)) + kTopsAt);
+    const Consumer c{a, shared, tops, group, lane, row, n_keys};
+    c.load_queries(token, first_head);
+    float o[128] = {};
+    Running state{{-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)}, {0.0f, 0.0f}};
+    c.template run<Cluster>(o, state);
+    c.write(o, state, first_head);
+  }
+  cluster_meet();  // a block's memory is there until its neighbour has stopped writing and saying so
+#endif
+}
+
+constexpr int kMergeParts = 4, kMergeThreads = kMergeParts * kValues / 4;
+
+// One row: part p of the threads adds splits p, p + 4, .. in order, then parts are added in order. Blocks: heads, tokens.
+__global__ void __launch_bounds__(kMergeThreads) merge_splits_kernel(const __grid_constant__ MlaArgs a) {
+  __shared__ float4 shared_sums[kMergeParts - 1][kValues / 4];
+  __shared__ float shared_l[kMergeParts - 1];
+  begin_kernel();
+  const int token = a.first_token + static_cast<int>(blockIdx.y), head = blockIdx.x, n = (a.pos.get() + token) / kSplit + 1;
+  const std::int64_t row = (static_cast<std::int64_t>(blockIdx.y) * a.n_heads + head) * a.n_splits;
+  const float2* stats = a.stats + row;
+  float top = -__int_as_float(0x7f800000);
+  for (int i = threadIdx.x % kWarp; i < n; i += kWarp) top = fmaxf(top, __ldcg(&stats[i]).x);
+#pragma unroll
+  for (int step = 16; step >= 1; step /= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, step));
+  const int part = threadIdx.x / (kValues / 4), d = threadIdx.x % (kValues / 4);
+  const float4* sums = reinterpret_cast<const float4*>(a.sums + row * kValues) + d;
+  float4 acc{0.0f, 0.0f, 0.0f, 0.0f};
+  float l = 0.0f;
+#pragma unroll 8
+  for (int i = part; i < n; i += kMergeParts) {
+    const float2 stat = __ldcg(&stats[i]);
+    const float4 v = __ldcg(sums + static_cast<std::int64_t>(i) * (kValues / 4));
+    const float weight = power_of_two(stat.x - top);
+    l = math::fma(stat.y, weight, l);
+    acc = {math::fma(v.x, weight, acc.x), math::fma(v.y, weight, acc.y), math::fma(v.z, weight, acc.z), math::fma(v.w, weight, acc.w)};
+  }
+  if (part > 0) {
+    shared_sums[part - 1][d] = acc;
+    if (d == 0) shared_l[part - 1] = l;
+  }
+  __syncthreads();
+  if (part > 0) return;
+#pragma unroll
+  for (int p = 0; p < kMergeParts - 1; ++p) {
+    const float4 v = shared_sums[p][d];
+    acc = {acc.x + v.x, acc.y + v.y, acc.z + v.z, acc.w + v.w};
+    l = l + shared_l[p];
+  }
+  const float inverse = 1.0f / l;
+  *reinterpret_cast<float4*>(a.y + token * a.y_token + head * a.y_head + d * 4) = {acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse};
+}
+
+bool in_sixteens(const TensorView& v, std::int64_t element_bytes) {
+  const auto per_unit = 16 / element_bytes;
+  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.stride(0) % per_unit == 0 && v.stride(1) % per_unit == 0;
+}
+
+bool has_warpgroups() {
+  int device = 0, major = 0, minor = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the device");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's capability");
+  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the device's capability");
+  return major == 9 && minor == 0;  // these instructions are no part of later capabilities
+}
+
+bool fits(const Attention& op) {
+  const std::int64_t hd = op.q.dim(2), n_heads = op.q.dim(1);
+  if (op.precision != Precision::Fast || op.k.dim(1) != 1 || n_heads % 16 != 0) return false;
+  if (hd <= kValues || hd > kWidth || hd % 16 != 0 || op.v.dim(2) != kValues) return false;
+  if (op.k.data != op.v.data || op.k.stride(0) != op.v.stride(0) || op.window != 0 || !op.sinks.empty()) return false;
+  return in_sixteens(op.q, 4) && in_sixteens(op.y, 4) && in_sixteens(op.k, op.k.dtype == DType::F16 ? 2 : 4) && has_warpgroups();
+}
+
+template <bool F16, int Cluster>
+void launch_splits(CudaStream& s, const MlaArgs& a, dim3 blocks) {
+  constexpr std::size_t kBytes = kSharedBytes + 1024;  // aligned by the kernel
+  static_assert(kBytes <= 227u << 10);
+  allow_shared(split_kernel<F16, Cluster>, kBytes);
+  launch_clusters(s, "Attention: splits of a latent cache", split_kernel<F16, Cluster>, blocks, Cluster, kConsumers + kProducers, kBytes, a);
+}
+
+}  // namespace
+
+bool run_latent_attention(CudaStream& s, const Attention& op) {
+  if (!fits(op)) return false;
+  constexpr float kLog2e = 1.44269504f;
+  const bool f16 = op.k.dtype == DType::F16;
+  MlaArgs a{};
+  a.q = op.q.f32(), a.k = static_cast<const std::byte*>(op.k.data), a.y = op.y.f32();
+  a.q_token = op.q.stride(0), a.q_head = op.q.stride(1), a.k_row = op.k.stride(0), a.y_token = op.y.stride(0), a.y_head = op.y.stride(1);
+  a.n_heads = static_cast<int>(op.q.dim(1)), a.hd = static_cast<int>(op.q.dim(2));
+  a.pos = s.position(op.pos0), a.scale = op.scale * kLog2e;
+  // All splits of the last group: a recorded step is replayed at its other positions.
+  const std::int64_t n_tokens = op.q.dim(0), n_groups = (op.pos0 + n_tokens - 1) / kGroupKeys + 1;
+  a.n_splits = static_cast<int>(n_groups * (kGroupKeys / kSplit));
+  const std::size_t rows = static_cast<std::size_t>(a.n_heads) * static_cast<std::size_t>(a.n_splits);  // of a token
+  const std::size_t row_bytes = kValues * sizeof(float) + sizeof(float2);
+  const auto at_once = std::min<std::int64_t>(n_tokens, std::max<std::int64_t>(1, static_cast<std::int64_t>(kScratchBytes / (rows * row_bytes))));
+  a.sums = s.scratch_of<float>(Scratch::Partials, static_cast<std::size_t>(at_once) * rows * (row_bytes / sizeof(float)));
+  a.stats = reinterpret_cast<float2*>(a.sums + static_cast<std::size_t>(at_once) * rows * kValues);
+  const auto head_blocks = static_cast<unsigned>(ceil_div(a.n_heads, kHeads));
+  const bool pairs = head_blocks % 2 == 0;
+  const auto splits = f16 ? (pairs ? launch_splits<true, 2> : launch_splits<true, 1>) : (pairs ? launch_splits<false, 2> : launch_splits<false, 1>);
+  for (std::int64_t t = 0; t < n_tokens; t += at_once) {
+    const auto n = static_cast<unsigned>(std::min(at_once, n_tokens - t));
+    a.first_token = static_cast<int>(t);
+    splits(s, a, dim3(head_blocks, static_cast<unsigned>(a.n_splits), n));
+    launch(s, "Attention: merging splits", merge_splits_kernel, dim3(static_cast<unsigned>(a.n_heads), n), kMergeThreads, 0, a);
+  }
+  return true;
+}
+
+}  // namespace moeflux::backend::cuda
