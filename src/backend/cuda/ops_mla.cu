@@ -87,6 +87,7 @@ struct Shared {
 
 // Loads on their way: a thread has eighteen units of a half tile (32 keys), in six groups of three; three groups are under way.
 constexpr int kUnits = 3, kGroups = 6, kAhead = 3;
+constexpr int kFetchAhead = 3;  // half tiles (pairs of blocks) that are on their way from memory to the second-level cache
 
 // Each of the four warps has eight keys of the half tile. f32: a unit is four neighbouring values of keys q and q + 4, two neighbouring
 // threads exchange theirs so that each stores 16 bytes of one key.
@@ -125,6 +126,12 @@ struct Producer {
   static constexpr int kJobsPerTile = 2 / Cluster;
   __device__ int tile(int job) const { return job / kJobsPerTile; }
   __device__ int first_row(int job) const { return (Cluster == 2 ? rank : job & 1) * 32 + warp * 8; }
+
+  // A thread has a row.
+  __device__ void fetch(int job) const {
+    const int key = tile(job) * kTileKeys + first_row(job) + lane;
+    if (lane < 8 && key < n_keys) fetch_to_cache(rows + key * a.k_row * (F16 ? 2 : 4), a.hd * (F16 ? 2 : 4));
+  }
 
   __device__ void load(int job, int group, Unit<F16> (&to)[kUnits]) const {
     const int key = tile(job) * kTileKeys + first_row(job), in_warp = computed_here(lane) & 31;
@@ -173,6 +180,7 @@ struct Producer {
     for (int g = 0; g < kAhead; ++g) load(0, g, ring[g]);
     for (int job = 0; job < n_jobs; ++job) {
       const int t = tile(job);
+      fetch(job + kFetchAhead);
       if (t >= 2) barrier_wait(shared.empty(t), t / 2 - 1);
       const std::uint32_t mine = shared.tile(t), other = Cluster == 2 ? neighbour(mine, rank ^ 1) : mine;
 #pragma unroll
@@ -380,16 +388,19 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
     }
     barriers_done();
   }
-  begin_kernel();
   const int token = a.first_token + static_cast<int>(blockIdx.z), first_key = static_cast<int>(blockIdx.y) * kSplit;
   const int n_keys = min(kSplit, a.pos.get() + token + 1 - first_key), first_head = static_cast<int>(blockIdx.x) * kHeads;
+  const int lane = threadIdx.x % kWarp;
+  const Producer<F16, Cluster> p{a, a.k + first_key * a.k_row * (F16 ? 2 : 4), n_keys, static_cast<int>(threadIdx.x / kWarp) % (kProducers / kWarp), lane,
+                                 Cluster == 2 ? static_cast<int>(cluster_rank()) : 0};
+  // The position came before the step's first kernel, and fetching rows that are being written does no harm.
+  if (threadIdx.x >= kConsumers)
+    for (int job = 0; job < kFetchAhead; ++job) p.fetch(job);
+  begin_kernel();
   if (n_keys <= 0) return;  // all of a cluster
   cluster_meet();
-  const int lane = threadIdx.x % kWarp;
   if (threadIdx.x >= kConsumers) {
     give_registers<kProducerRegisters>();
-    const Producer<F16, Cluster> p{a, a.k + first_key * a.k_row * (F16 ? 2 : 4), n_keys, static_cast<int>(threadIdx.x - kConsumers) / kWarp, lane,
-                                   Cluster == 2 ? static_cast<int>(cluster_rank()) : 0};
     p.run(shared);
   } else {
     take_registers<kConsumerRegisters>();

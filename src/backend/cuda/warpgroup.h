@@ -62,6 +62,9 @@ __device__ inline void product_64x32(float (&c)[16], std::uint64_t a, std::uint6
 // c (64 x 256) += a (64 x 16) b (16 x 256): the rows of b are the summed dimension.
 __device__ inline void product_64x256(float (&c)[128], std::uint64_t a, std::uint64_t b) {
   asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 1, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -71,7 +74,8 @@ __device__ inline void product_64x256(float (&c)[128], std::uint64_t a, std::uin
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, %128, %129, 1, 1, 1, 0, 1;\n"
+      "}, %128, %129, p, 1, 1, 0, 1;\n"
+      "}\n"
       :
         "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
         "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
@@ -90,6 +94,11 @@ __device__ inline void product_64x256(float (&c)[128], std::uint64_t a, std::uin
         "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]), "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]),
         "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
       : "l"(a), "l"(b));
+}
+
+// Starts bringing bytes (16 at a time, so aligned) of global memory to the second-level cache.
+__device__ inline void fetch_to_cache(const void* global, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
 __device__ inline void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
