@@ -6,8 +6,6 @@
 // sums. Tiles pass through two stages. A second kernel merges a row's splits. What a row becomes depends on its own position alone.
 //
 // Factors of products are f16 (queries, keys, probabilities), sums are f32. Scores and maxima are in powers of two.
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "backend/cuda/cuda_internal.h"
@@ -48,31 +46,10 @@ struct MlaArgs {
   float scale;  // times log2(e)
 };
 
-// 2^x, 0 for -inf.
-__device__ inline float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 #ifdef MOEFLUX_WARPGROUPS
 
 // Probabilities are stored times 2^12: those below 2^-14 of the largest would lose digits as f16.
 constexpr float kRaise = 12.0f;
-
-// Two values as f16, the first in the low half; what is too large becomes the largest f16.
-__device__ inline std::uint32_t to_halves(float low, float high) {
-  std::uint32_t out;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
-// What follows from x is computed here and not before the loop: there are no registers for it.
-__device__ inline void compute_here(std::uint64_t& x) { asm volatile("" : "+l"(x)); }
-__device__ inline int computed_here(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 
 struct Shared {
   std::uint32_t base;
@@ -225,7 +202,7 @@ struct Consumer {
       float4 v{0.0f, 0.0f, 0.0f, 0.0f};
       if (r < n && c * 4 < a.hd) v = __ldcg(reinterpret_cast<const float4*>(q + r * a.q_head) + c);
       const std::uint32_t at = shared.queries() + c / 16 * kPanel + swizzled(r, c / 2 % 8) + c % 2 * 8;
-      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(to_halves(v.x, v.y)), "r"(to_halves(v.z, v.w)) : "memory");
+      store_shared(at, uint2{to_halves(v.x, v.y), to_halves(v.z, v.w)});
     }
     fence_async();
     meet(1, kConsumers);
@@ -233,8 +210,8 @@ struct Consumer {
 
   // Scores of all rows and half of the tile's keys.
   __device__ void multiply_keys(int tile, float (&s)[16]) const {
-    std::uint64_t q = operand(shared.queries(), 16, 1024), k = operand(shared.tile(tile) + group * (kPanel / 2), 16, 1024);
-    compute_here(q), compute_here(k);
+    const std::uint64_t q = computed_here(operand(shared.queries(), 16, 1024));
+    const std::uint64_t k = computed_here(operand(shared.tile(tile) + group * (kPanel / 2), 16, 1024));
 #pragma unroll
     for (int i = 0; i < kWidth / 16; ++i) {
       const std::uint64_t step = (i / 4 * kPanel + i % 4 * 32) / 16;
@@ -244,8 +221,8 @@ struct Consumer {
 
   // o += probabilities times half of the dimensions.
   __device__ void multiply_values(int tile, float (&o)[128]) const {
-    std::uint64_t p = operand(shared.probabilities(), 16, 1024), v = operand(shared.tile(tile) + group * (kValues / 2 / 64 * kPanel), kPanel, 1024);
-    compute_here(p), compute_here(v);
+    const std::uint64_t p = computed_here(operand(shared.probabilities(), 16, 1024));
+    const std::uint64_t v = computed_here(operand(shared.tile(tile) + group * (kValues / 2 / 64 * kPanel), kPanel, 1024));
 #pragma unroll
     for (int i = 0; i < kTileKeys / 16; ++i) product_64x256(o, p + i * 32 / 16, v + i * 2048 / 16);
   }
@@ -275,10 +252,9 @@ struct Consumer {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const __half2 two = __floats2half2_rn(power_of_two(s[4 * i + 2 * j] - next + kRaise), power_of_two(s[4 * i + 2 * j + 1] - next + kRaise));
-        const float2 rounded = __half22float2(two);
+        p[4 * j + i] = to_halves(power_of_two(s[4 * i + 2 * j] - next + kRaise), power_of_two(s[4 * i + 2 * j + 1] - next + kRaise));
+        const float2 rounded = from_halves(p[4 * j + i]);
         sum = sum + (rounded.x + rounded.y);
-        p[4 * j + i] = *reinterpret_cast<const std::uint32_t*>(&two);
       }
       state.sum[j] = math::fma(state.sum[j], factor[j], sum);
     }
@@ -289,7 +265,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t at = shared.probabilities() + swizzled(row + i / 4 * 8, group * 4 + i % 4) + lane % 4 * 4;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(p[i]) : "memory");
+      store_shared(at, p[i]);
     }
     fence_async();
     meet(1, kConsumers);

@@ -7,12 +7,46 @@
 
 #include <cstdint>
 
+namespace moeflux::backend::cuda {
+
+// 2^x but for some 2^-22 of it; 0 for -inf.
+__device__ inline float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace moeflux::backend::cuda
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOEFLUX_WARPGROUPS 1
 
 namespace moeflux::backend::cuda {
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Two values as f16, the first in the low half; what is too large becomes the largest f16.
+__device__ inline std::uint32_t to_halves(float low, float high) {
+  std::uint32_t out;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+__device__ inline float2 from_halves(std::uint32_t two) {
+  float2 out;
+  asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}" : "=f"(out.x), "=f"(out.y) : "r"(two));
+  return out;
+}
+
+// What follows from x is computed here and not before the loop around: for kernels that have no registers for that.
+__device__ inline std::uint64_t computed_here(std::uint64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+__device__ inline int computed_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // ---- tiles
 
@@ -163,6 +197,10 @@ __device__ inline void cluster_meet() {
 __device__ inline void store_shared(std::uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+__device__ inline void store_shared(std::uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ inline void store_shared(std::uint32_t address, std::uint32_t v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
 __device__ inline void store_cluster(std::uint32_t address, uint4 v) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
