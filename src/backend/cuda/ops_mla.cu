@@ -309,8 +309,10 @@ struct Consumer {
       products_wait<0>();
       pin(o);
       release<Cluster>(tile - 1);
+      if (__any_sync(kAll, factor.x != 1.0f || factor.y != 1.0f)) {  // mostly the maximum stays
 #pragma unroll
-      for (int i = 0; i < 128; ++i) o[i] = o[i] * (i / 2 % 2 == 0 ? factor.x : factor.y);
+        for (int i = 0; i < 128; ++i) o[i] = o[i] * (i / 2 % 2 == 0 ? factor.x : factor.y);
+      }
       meet(1, kConsumers);  // nobody reads the probabilities of the tile before any more
       store_probabilities(p);
     }
