@@ -127,7 +127,7 @@ struct Producer {
     }
   }
 
-  __device__ void store(int job, int group, const Unit<F16> (&from)[kUnits], std::uint32_t mine, std::uint32_t other) const {
+  __device__ void store(int job, int group, const Unit<F16> (&from)[kUnits], std::uint32_t to) const {
     const int in_warp = computed_here(lane) & 31;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
@@ -145,8 +145,7 @@ struct Producer {
         v = odd ? uint4{got0, got1, f0, f1} : uint4{n0, n1, got0, got1};
         offset = at.column / 16 * kPanel + swizzled(first_row(job) + at.row + (odd ? 4 : 0), at.column / 2 % 8);
       }
-      store_shared(mine + offset, v);
-      if constexpr (Cluster == 2) store_cluster(other + offset, v);
+      store_shared(to + offset, v);
     }
   }
 
@@ -155,14 +154,14 @@ struct Producer {
     Unit<F16> ring[kAhead][kUnits];
 #pragma unroll
     for (int g = 0; g < kAhead; ++g) load(0, g, ring[g]);
+    if constexpr (Cluster == 2) cluster_go();
     for (int job = 0; job < n_jobs; ++job) {
       const int t = tile(job);
       fetch(job + kFetchAhead);
       if (t >= 2) barrier_wait(shared.empty(t), t / 2 - 1);
-      const std::uint32_t mine = shared.tile(t), other = Cluster == 2 ? neighbour(mine, rank ^ 1) : mine;
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        store(job, g, ring[g % kAhead], mine, other);
+        store(job, g, ring[g % kAhead], shared.tile(t));
         if (g + kAhead < kGroups)
           load(job, g + kAhead, ring[g % kAhead]);
         else if (job + 1 < n_jobs)
@@ -170,12 +169,21 @@ struct Producer {
       }
       fence_async();
       __syncwarp();
-      if (lane == 0) {
-        barrier_arrive(shared.full(t));
-        if constexpr (Cluster == 2) barrier_arrive(neighbour(shared.full(t), rank ^ 1));
-      }
-      __syncwarp();
+      pass(shared, job);
     }
+  }
+
+  // The warp's eight rows are there: they lie together in every panel.
+  __device__ void pass(const Shared& shared, int job) const {
+    const int t = tile(job);
+    if constexpr (Cluster == 2) {
+      const std::uint32_t from = shared.tile(t) + first_row(job) * 128 + lane * kPanel;
+      if (lane < kWidth / 64) copy_there(neighbour(from, rank ^ 1), from, 1024, neighbour(shared.full(t), rank ^ 1));
+      if (lane == 0) barrier_arrive_expecting(shared.full(t), 8 * kWidth * 2);  // as many come from the neighbour's warp
+    } else {
+      if (lane == 0) barrier_arrive(shared.full(t));
+    }
+    __syncwarp();
   }
 };
 
@@ -196,7 +204,7 @@ struct Consumer {
   __device__ void load_queries(int token, int first_head) const {
     const float* q = a.q + token * a.q_token + first_head * a.q_head;
     const int n = min(kHeads, a.n_heads - first_head);
-#pragma unroll 12
+#pragma unroll 18
     for (int e = threadIdx.x; e < kHeads * (kWidth / 4); e += kConsumers) {
       const int r = e / (kWidth / 4), c = e % (kWidth / 4);
       float4 v{0.0f, 0.0f, 0.0f, 0.0f};
@@ -271,62 +279,44 @@ struct Consumer {
     meet(1, kConsumers);
   }
 
+  // Of the last two tiles nobody waits for it, and what is said to a neighbour has to arrive before that ends.
   template <int Cluster>
-  __device__ void release(int tile) const {
+  __device__ void release(int tile, int n_tiles) const {
     __syncwarp();
-    if (lane == 0) {
+    if (lane == 0 && tile + 2 < n_tiles) {
       barrier_arrive(shared.empty(tile));
-      if constexpr (Cluster == 2) barrier_arrive(neighbour(shared.empty(tile), cluster_rank() ^ 1));
+      if constexpr (Cluster == 2) barrier_arrive_there(neighbour(shared.empty(tile), cluster_rank() ^ 1));
     }
     __syncwarp();
   }
 
-  // The sums of a tile are computed behind the scores of the next, while those become probabilities.
+  // The producer fills one stage while the other is multiplied.
   template <int Cluster>
   __device__ void run(float (&o)[128], Running& state) const {
     const int n_tiles = (n_keys + kTileKeys - 1) / kTileKeys;
     float s[16] = {};
     std::uint32_t p[8];
-    wait_tile(0);
-    products_begin();
-    multiply_keys(0, s);
-    products_commit();
-    products_wait<0>();
-    pin(s);
-    softmax(0, s, state, p);
-    store_probabilities(p);
-    for (int tile = 1; tile < n_tiles; ++tile) {
-      wait_tile(tile);
-      pin(o);
+    for (int tile = 0; tile < n_tiles; ++tile) {
+      barrier_wait(shared.full(tile), tile / 2);
       products_begin();
       multiply_keys(tile, s);
       products_commit();
-      multiply_values(tile - 1, o);
-      products_commit();
-      products_wait<1>();
+      products_wait<0>();
       pin(s);
       const float2 factor = softmax(tile, s, state, p);
-      products_wait<0>();
-      pin(o);
-      release<Cluster>(tile - 1);
       if (__any_sync(kAll, factor.x != 1.0f || factor.y != 1.0f)) {  // mostly the maximum stays
 #pragma unroll
         for (int i = 0; i < 128; ++i) o[i] = o[i] * (i / 2 % 2 == 0 ? factor.x : factor.y);
       }
-      meet(1, kConsumers);  // nobody reads the probabilities of the tile before any more
       store_probabilities(p);
+      pin(o);
+      products_begin();
+      multiply_values(tile, o);
+      products_commit();
+      products_wait<0>();
+      pin(o);
+      release<Cluster>(tile, n_tiles);
     }
-    pin(o);
-    products_begin();
-    multiply_values(n_tiles - 1, o);
-    products_commit();
-    products_wait<0>();
-    pin(o);
-  }
-
-  __device__ void wait_tile(int tile) const {
-    barrier_wait(shared.full(tile), tile / 2);
-    fence_async();
   }
 
   __device__ void write(const float (&o)[128], Running& state, int first_head) const {
@@ -361,7 +351,7 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
   const Shared shared{(shared_address(memory) + 1023u) / 1024u * 1024u};
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
-      barrier_init(shared.full(i), 2 * kProducers / kWarp);  // two half tiles
+      barrier_init(shared.full(i), (Cluster == 2 ? 1 : 2) * kProducers / kWarp);  // warps with a half tile
       barrier_init(shared.empty(i), Cluster * kConsumers / kWarp);
     }
     barriers_done();
@@ -376,22 +366,26 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
     for (int job = 0; job < kFetchAhead; ++job) p.fetch(job);
   begin_kernel();
   if (n_keys <= 0) return;  // all of a cluster
-  cluster_meet();
+  if constexpr (Cluster == 2) cluster_come();
+  if constexpr (Cluster == 1) __syncthreads();
   if (threadIdx.x >= kConsumers) {
     give_registers<kProducerRegisters>();
     p.run(shared);
+    if constexpr (Cluster == 2) cluster_come();
   } else {
     take_registers<kConsumerRegisters>();
     const int group = threadIdx.x / 128, row = static_cast<int>(threadIdx.x % 128 / kWarp) * 16 + lane / 4;
     float* tops = reinterpret_cast<float*>(memory + (shared.base - shared_address(memory)) + kTopsAt);
     const Consumer c{a, shared, tops, group, lane, row, n_keys};
     c.load_queries(token, first_head);
+    if constexpr (Cluster == 2) cluster_go();
     float o[128] = {};
     Running state{{-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)}, {0.0f, 0.0f}};
     c.template run<Cluster>(o, state);
+    if constexpr (Cluster == 2) cluster_come();
     c.write(o, state, first_head);
   }
-  cluster_meet();  // a block's memory is there until its neighbour has stopped writing and saying so
+  if constexpr (Cluster == 2) cluster_go();  // a block's memory is there until its neighbour has got the last tile from it
 #endif
 }
 

@@ -135,7 +135,8 @@ __device__ inline void fetch_to_cache(const void* global, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-__device__ inline void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Of shared memory alone: with global memory it would wait for everything that is under way there (1000 cycles and more).
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Registers of a thread from here on, for a whole warpgroup.
 template <int N>
@@ -155,19 +156,27 @@ __device__ inline void barrier_init(std::uint32_t address, int arrivals) {
 // Initialized barriers are seen by the cluster once it has met (cluster_meet).
 __device__ inline void barriers_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Says to the barrier at `address` (of any block of the cluster, see neighbour()) that what this thread did before is done.
+// Says to the barrier at `address` that what this thread did before is done: of this block, or (neighbour()) of another of the cluster.
+// What was done is seen by threads of this block only; nothing stronger is asked for, because that waits for global memory.
 __device__ inline void barrier_arrive(std::uint32_t address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+}
+__device__ inline void barrier_arrive_there(std::uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+// The same of this block, and that the phase needs `bytes` of copies as well.
+__device__ inline void barrier_arrive_expecting(std::uint32_t address, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 }
 
-// Until all arrivals of the barrier's phase number `phase` (only its last bit counts) are there.
+// Until all arrivals (and bytes) of the barrier's phase number `phase` (only its last bit counts) are there.
 __device__ inline void barrier_wait(std::uint32_t address, int phase) {
   std::uint32_t done = 0;
   while (done == 0)
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.b32 %0, 1, 0, p;\n"
         "}\n"
         : "=r"(done)
@@ -191,9 +200,15 @@ __device__ inline std::uint32_t neighbour(std::uint32_t address, std::uint32_t r
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
   return out;
 }
-__device__ inline void cluster_meet() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// All threads of the cluster come, and go on when all have come. Orders no memory but barriers_done().
+__device__ inline void cluster_come() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_go() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// Starts copying bytes (16 at a time) of this block's shared memory to another block's, whose barrier counts them. Past the generic path.
+__device__ inline void copy_there(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+
 __device__ inline void store_shared(std::uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -201,9 +216,6 @@ __device__ inline void store_shared(std::uint32_t address, uint2 v) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
 }
 __device__ inline void store_shared(std::uint32_t address, std::uint32_t v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
-__device__ inline void store_cluster(std::uint32_t address, uint4 v) {
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 
 }  // namespace moeflux::backend::cuda
 
