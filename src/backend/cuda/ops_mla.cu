@@ -23,6 +23,8 @@ constexpr int kWidth = 576;       // room for a key
 constexpr int kValues = 512;
 constexpr int kPanel = kTileKeys * 128;       // bytes: 64 values of 64 rows
 constexpr int kTile = kWidth / 64 * kPanel;   // bytes of a tile of keys, and of the queries
+constexpr int kSumsRow = kValues * 4 + 32;    // bytes of a row of sums in shared memory: eight rows in different banks
+static_assert(kHeads * kSumsRow <= 2 * kTile);
 constexpr int kConsumers = 256, kProducers = 128;
 constexpr int kConsumerRegisters = 184, kProducerRegisters = 136;  // of a thread; all threads start with 168, which is the same in all
 static_assert(kConsumers * kConsumerRegisters + kProducers * kProducerRegisters == (kConsumers + kProducers) * 168);
@@ -60,37 +62,67 @@ struct Shared {
   __device__ std::uint32_t empty(int i) const { return base + kBarriersAt + 16 + (i & 1) * 8; }
 };
 
+// ---- rows from global memory to panels
+
+// A warp brings eight rows, one behind another in every panel, in batches of eighteen 16-byte units a thread: all of a batch is under way
+// at once. (Batches that overlap are of no use: the compiler has six counters of a warp to wait for loads, so it waits for the last one.)
+constexpr int kUnits = 18;
+
+template <bool F16>
+struct EightRows {
+  const std::byte* first;
+  std::int64_t pitch;  // bytes
+  int n, hd;           // rows that are there; others, and values from hd on, become zeros
+
+  static constexpr int kBatches = F16 ? 1 : 2;
+
+  // f32: nine units of every lane are two rows, of which the fifth unit has the end of the one and the begin of the other.
+  static __device__ int row_of(int unit, int lane) {
+    if constexpr (F16) return (unit * kWarp + lane) / (kWidth / 8);
+    const int in_pair = unit % 9;
+    return unit / 9 * 2 + (in_pair > 4 || (in_pair == 4 && lane >= 16) ? 1 : 0);
+  }
+  static __device__ int column_of(int unit, int lane) {  // in units
+    if constexpr (F16) return (unit * kWarp + lane) % (kWidth / 8);
+    return unit % 9 * kWarp + lane - (row_of(unit, lane) & 1) * (kWidth / 4);
+  }
+
+  __device__ void load(int batch, int lane, uint4 (&to)[kUnits]) const {
+    const int in_warp = computed_here(lane) & 31;
+    const std::byte* from = first + batch * 4 * pitch;
+    const auto at = [&](int i) { return reinterpret_cast<const uint4*>(from + row_of(i, in_warp) * pitch) + column_of(i, in_warp); };
+    if (n >= 8 && hd == kWidth) {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) to[i] = __ldcg(at(i));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        to[i] = uint4{0, 0, 0, 0};
+        if (batch * 4 + row_of(i, in_warp) < n && column_of(i, in_warp) * (F16 ? 8 : 4) < hd) to[i] = __ldcg(at(i));
+      }
+    }
+  }
+
+  // To rows at `to`, which is a multiple of 1024.
+  static __device__ void store(int batch, int lane, const uint4 (&from)[kUnits], std::uint32_t to) {
+    const int in_warp = computed_here(lane) & 31;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int r = batch * 4 + row_of(i, in_warp), c = column_of(i, in_warp);
+      if constexpr (F16) {
+        store_shared(to + c / 8 * kPanel + swizzled(r, c % 8), from[i]);
+      } else {
+        const uint4 v = from[i];
+        const uint2 halves{to_halves(__uint_as_float(v.x), __uint_as_float(v.y)), to_halves(__uint_as_float(v.z), __uint_as_float(v.w))};
+        store_shared(to + c / 16 * kPanel + swizzled(r, c / 2 % 8) + c % 2 * 8, halves);
+      }
+    }
+  }
+};
+
 // ---- the producer
 
-// Loads on their way: a thread has eighteen units of a half tile (32 keys), in six groups of three; three groups are under way.
-constexpr int kUnits = 3, kGroups = 6, kAhead = 3;
 constexpr int kFetchAhead = 3;  // half tiles (pairs of blocks) that are on their way from memory to the second-level cache
-
-// Each of the four warps has eight keys of the half tile. f32: a unit is four neighbouring values of keys q and q + 4, two neighbouring
-// threads exchange theirs so that each stores 16 bytes of one key.
-template <bool F16>
-struct Unit {
-  float4 near, far;
-};
-template <>
-struct Unit<true> {
-  uint4 values;
-};
-
-// Where unit `n` of a thread's eighteen lies: a constant for every n but for what depends on the lane.
-struct Place {
-  int row, column;  // f32: row in 0..3, column in fours; f16: row in 0..7, column in eights
-};
-template <bool F16>
-__device__ inline Place place_of(int n, int lane) {
-  if constexpr (F16) {
-    const int at = n * kWarp + lane;
-    return {at / (kWidth / 8), at % (kWidth / 8)};
-  } else {
-    const int at = n % 9 * kWarp + lane, second = at >= kWidth / 4 ? 1 : 0;
-    return {n / 9 * 2 + second, at - second * (kWidth / 4)};
-  }
-}
 
 template <bool F16, int Cluster>
 struct Producer {
@@ -104,71 +136,38 @@ struct Producer {
   __device__ int tile(int job) const { return job / kJobsPerTile; }
   __device__ int first_row(int job) const { return (Cluster == 2 ? rank : job & 1) * 32 + warp * 8; }
 
+  __device__ EightRows<F16> rows_of(int job) const {
+    const int key = tile(job) * kTileKeys + first_row(job);
+    const std::int64_t pitch = a.k_row * (F16 ? 2 : 4);
+    return {rows + key * pitch, pitch, n_keys - key, a.hd};
+  }
+
   // A thread has a row.
   __device__ void fetch(int job) const {
-    const int key = tile(job) * kTileKeys + first_row(job) + lane;
-    if (lane < 8 && key < n_keys) fetch_to_cache(rows + key * a.k_row * (F16 ? 2 : 4), a.hd * (F16 ? 2 : 4));
-  }
-
-  __device__ void load(int job, int group, Unit<F16> (&to)[kUnits]) const {
-    const int key = tile(job) * kTileKeys + first_row(job), in_warp = computed_here(lane) & 31;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const Place at = place_of<F16>(group * kUnits + i, in_warp);
-      if constexpr (F16) {
-        to[i].values = uint4{0, 0, 0, 0};
-        if (key + at.row < n_keys && at.column * 8 < a.hd) to[i].values = __ldcg(reinterpret_cast<const uint4*>(rows + (key + at.row) * a.k_row * 2) + at.column);
-      } else {
-        to[i].near = to[i].far = float4{0.0f, 0.0f, 0.0f, 0.0f};
-        const auto* near = reinterpret_cast<const float4*>(rows + (key + at.row) * a.k_row * 4) + at.column;
-        if (key + at.row < n_keys && at.column * 4 < a.hd) to[i].near = __ldcg(near);
-        if (key + at.row + 4 < n_keys && at.column * 4 < a.hd) to[i].far = __ldcg(near + a.k_row);
-      }
-    }
-  }
-
-  __device__ void store(int job, int group, const Unit<F16> (&from)[kUnits], std::uint32_t to) const {
-    const int in_warp = computed_here(lane) & 31;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const Place at = place_of<F16>(group * kUnits + i, in_warp);
-      uint4 v;
-      std::uint32_t offset;
-      if constexpr (F16) {
-        v = from[i].values;
-        offset = at.column / 8 * kPanel + swizzled(first_row(job) + at.row, at.column % 8);
-      } else {
-        const bool odd = (in_warp & 1) != 0;
-        const std::uint32_t n0 = to_halves(from[i].near.x, from[i].near.y), n1 = to_halves(from[i].near.z, from[i].near.w);
-        const std::uint32_t f0 = to_halves(from[i].far.x, from[i].far.y), f1 = to_halves(from[i].far.z, from[i].far.w);
-        const std::uint32_t got0 = __shfl_xor_sync(kAll, odd ? n0 : f0, 1), got1 = __shfl_xor_sync(kAll, odd ? n1 : f1, 1);
-        v = odd ? uint4{got0, got1, f0, f1} : uint4{n0, n1, got0, got1};
-        offset = at.column / 16 * kPanel + swizzled(first_row(job) + at.row + (odd ? 4 : 0), at.column / 2 % 8);
-      }
-      store_shared(to + offset, v);
-    }
+    const EightRows<F16> r = rows_of(job);
+    if (lane < min(8, r.n)) fetch_to_cache(r.first + lane * r.pitch, a.hd * (F16 ? 2 : 4));
   }
 
   __device__ void run(const Shared& shared) const {
+    constexpr int kBatches = EightRows<F16>::kBatches;
     const int n_jobs = (n_keys + kTileKeys - 1) / kTileKeys * kJobsPerTile;
-    Unit<F16> ring[kAhead][kUnits];
-#pragma unroll
-    for (int g = 0; g < kAhead; ++g) load(0, g, ring[g]);
-    if constexpr (Cluster == 2) cluster_go();
+    uint4 units[kUnits];
+    rows_of(0).load(0, lane, units);
     for (int job = 0; job < n_jobs; ++job) {
       const int t = tile(job);
       fetch(job + kFetchAhead);
       if (t >= 2) barrier_wait(shared.empty(t), t / 2 - 1);
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        store(job, g, ring[g % kAhead], shared.tile(t));
-        if (g + kAhead < kGroups)
-          load(job, g + kAhead, ring[g % kAhead]);
+      for (int b = 0; b < kBatches; ++b) {
+        EightRows<F16>::store(b, lane, units, shared.tile(t) + first_row(job) * 128);
+        if (b + 1 < kBatches)
+          rows_of(job).load(b + 1, lane, units);
         else if (job + 1 < n_jobs)
-          load(job + 1, g + kAhead - kGroups, ring[g % kAhead]);
+          rows_of(job + 1).load(0, lane, units);
       }
       fence_async();
       __syncwarp();
+      if (Cluster == 2 && job == 0) cluster_go();
       pass(shared, job);
     }
   }
@@ -189,10 +188,13 @@ struct Producer {
 
 // ---- the consumers
 
-// A row's state, for the two rows r and r + 8 of a thread; `sum` is the thread's own share.
+// A row's state, for the two rows r and r + 8 of a thread: 2^top is what probabilities are relative to, `sum` is the thread's own share.
+// A tile's maximum may be above it by kSlack, so that sums have to be multiplied rarely.
 struct Running {
   float top[2], sum[2];
 };
+constexpr float kSlack = 3.0f;
+static_assert(kSlack + kRaise < 16.0f, "f16 ends at 2^16");
 
 struct Consumer {
   const MlaArgs& a;
@@ -202,15 +204,13 @@ struct Consumer {
   int n_keys;
 
   __device__ void load_queries(int token, int first_head) const {
-    const float* q = a.q + token * a.q_token + first_head * a.q_head;
-    const int n = min(kHeads, a.n_heads - first_head);
-#pragma unroll 18
-    for (int e = threadIdx.x; e < kHeads * (kWidth / 4); e += kConsumers) {
-      const int r = e / (kWidth / 4), c = e % (kWidth / 4);
-      float4 v{0.0f, 0.0f, 0.0f, 0.0f};
-      if (r < n && c * 4 < a.hd) v = __ldcg(reinterpret_cast<const float4*>(q + r * a.q_head) + c);
-      const std::uint32_t at = shared.queries() + c / 16 * kPanel + swizzled(r, c / 2 % 8) + c % 2 * 8;
-      store_shared(at, uint2{to_halves(v.x, v.y), to_halves(v.z, v.w)});
+    const int first = static_cast<int>(threadIdx.x) / kWarp * 8;
+    const EightRows<false> q{reinterpret_cast<const std::byte*>(a.q + token * a.q_token + (first_head + first) * a.q_head), a.q_head * 4, a.n_heads - first_head - first, a.hd};
+    uint4 units[kUnits];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      q.load(b, lane, units);
+      q.store(b, lane, units, shared.queries() + first * 128);
     }
     fence_async();
     meet(1, kConsumers);
@@ -240,10 +240,14 @@ struct Consumer {
     const int first = tile * kTileKeys + group * 32 + lane % 4 * 2;
     float top[2] = {-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)};
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      s[i] = first + i / 4 * 8 + i % 2 < n_keys ? s[i] * a.scale : -__int_as_float(0x7f800000);
-      top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    for (int i = 0; i < 16; ++i) s[i] = s[i] * a.scale;
+    if ((tile + 1) * kTileKeys > n_keys) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if (first + i / 4 * 8 + i % 2 >= n_keys) s[i] = -__int_as_float(0x7f800000);
     }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], 1));
@@ -254,7 +258,8 @@ struct Consumer {
     float factor[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float next = fmaxf(state.top[j], fmaxf(tops[row + 8 * j], tops[kHeads + row + 8 * j]));
+      const float largest = fmaxf(tops[row + 8 * j], tops[kHeads + row + 8 * j]);
+      const float next = largest > state.top[j] + kSlack ? largest : state.top[j];
       factor[j] = power_of_two(state.top[j] - next);
       state.top[j] = next;
       float sum = 0.0f;
@@ -304,7 +309,7 @@ struct Consumer {
       products_wait<0>();
       pin(s);
       const float2 factor = softmax(tile, s, state, p);
-      if (__any_sync(kAll, factor.x != 1.0f || factor.y != 1.0f)) {  // mostly the maximum stays
+      if (__any_sync(kAll, factor.x != 1.0f || factor.y != 1.0f)) {
 #pragma unroll
         for (int i = 0; i < 128; ++i) o[i] = o[i] * (i / 2 % 2 == 0 ? factor.x : factor.y);
       }
@@ -319,7 +324,11 @@ struct Consumer {
     }
   }
 
+  // By way of shared memory: a thread's own values are two of a row, and stores of whole rows take half of the time. The tiles' memory is
+  // free: all of this block have met, and the neighbour has what was copied from it.
+  template <int Cluster>
   __device__ void write(const float (&o)[128], Running& state, int first_head) const {
+    if constexpr (Cluster == 2) cluster_come();
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float& sum = state.sum[j];
@@ -328,15 +337,23 @@ struct Consumer {
       if (lane % 4 == 0) tops[group * kHeads + row + 8 * j] = sum;  // maxima are read before the last meeting
     }
     meet(1, kConsumers);
+    if constexpr (Cluster == 2) cluster_go();
+    const auto index = [&](int r) { return (static_cast<std::int64_t>(blockIdx.z) * a.n_heads + first_head + r) * a.n_splits + blockIdx.y; };
+    const std::uint32_t sums = shared.tile(0) + group * (kValues / 2 * 4);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int r = row + 8 * j;
-      if (first_head + r >= a.n_heads) continue;
-      const std::int64_t at = (static_cast<std::int64_t>(blockIdx.z) * a.n_heads + first_head + r) * a.n_splits + blockIdx.y;
-      if (group == 0 && lane % 4 == 0) a.stats[at] = float2{state.top[j], tops[r] + tops[kHeads + r]};
-      float* to = a.sums + at * kValues + group * (kValues / 2) + lane % 4 * 2;
+      if (group == 0 && lane % 4 == 0 && first_head + r < a.n_heads) a.stats[index(r)] = float2{state.top[j], tops[r] + tops[kHeads + r]};
 #pragma unroll
-      for (int i = 0; i < 32; ++i) *reinterpret_cast<float2*>(to + 8 * i) = float2{o[4 * i + 2 * j], o[4 * i + 2 * j + 1]};
+      for (int i = 0; i < 32; ++i)
+        store_shared(sums + r * kSumsRow + i * 32 + lane % 4 * 8, uint2{__float_as_uint(o[4 * i + 2 * j]), __float_as_uint(o[4 * i + 2 * j + 1])});
+    }
+    fence_async();
+    __syncwarp();
+    const int r = row - lane / 4 + lane;  // one of the warp's sixteen
+    if (lane < 16 && first_head + r < a.n_heads) {
+      copy_out(a.sums + index(r) * kValues + group * (kValues / 2), sums + r * kSumsRow, kValues / 2 * 4);
+      copies_out_wait();
     }
   }
 };
@@ -371,7 +388,7 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
   if (threadIdx.x >= kConsumers) {
     give_registers<kProducerRegisters>();
     p.run(shared);
-    if constexpr (Cluster == 2) cluster_come();
+    if constexpr (Cluster == 2) cluster_come(), cluster_go();  // the neighbour has what was copied from here
   } else {
     take_registers<kConsumerRegisters>();
     const int group = threadIdx.x / 128, row = static_cast<int>(threadIdx.x % 128 / kWarp) * 16 + lane / 4;
@@ -382,10 +399,8 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
     float o[128] = {};
     Running state{{-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)}, {0.0f, 0.0f}};
     c.template run<Cluster>(o, state);
-    if constexpr (Cluster == 2) cluster_come();
-    c.write(o, state, first_head);
+    c.template write<Cluster>(o, state, first_head);
   }
-  if constexpr (Cluster == 2) cluster_go();  // a block's memory is there until its neighbour has got the last tile from it
 #endif
 }
 

@@ -217,6 +217,12 @@ __device__ inline void store_shared(std::uint32_t address, uint2 v) {
 }
 __device__ inline void store_shared(std::uint32_t address, std::uint32_t v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
 
+// Starts copying bytes (16 at a time) of shared memory to global memory; the thread waits until all of its copies are there.
+__device__ inline void copy_out(void* global, std::uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(from), "r"(bytes) : "memory");
+}
+__device__ inline void copies_out_wait() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory"); }
+
 }  // namespace moeflux::backend::cuda
 
 #endif
