@@ -21,19 +21,20 @@ constexpr int kTileKeys = 64;     // keys in shared memory at a time
 constexpr int kSplit = 512;       // keys of a block: 64 splits of 32,768 keys are one block for each of 128 processors
 constexpr int kWidth = 576;       // room for a key
 constexpr int kValues = 512;
-constexpr int kPanel = kTileKeys * 128;       // bytes: 64 values of 64 rows
-constexpr int kTile = kWidth / 64 * kPanel;   // bytes of a tile of keys, and of the queries
+constexpr int kPanel = 1024;                  // bytes: 64 values of 8 rows
+constexpr int kBlock = kWidth / 64 * kPanel;  // bytes of 8 rows
+constexpr int kTile = kTileKeys / 8 * kBlock; // bytes of a tile of keys, and of the queries
 constexpr int kSumsRow = kValues * 4 + 32;    // bytes of a row of sums in shared memory: eight rows in different banks
 static_assert(kHeads * kSumsRow <= 2 * kTile);
 constexpr int kConsumers = 256, kProducers = 128;
-constexpr int kConsumerRegisters = 184, kProducerRegisters = 136;  // of a thread; all threads start with 168, which is the same in all
+constexpr int kConsumerRegisters = 176, kProducerRegisters = 152;  // of a thread; all threads start with 168, which is the same in all
 static_assert(kConsumers * kConsumerRegisters + kProducers * kProducerRegisters == (kConsumers + kProducers) * 168);
 constexpr int kGroupKeys = static_cast<int>(Attention::kTile * Attention::kGroupTiles);
 static_assert(kGroupKeys % kSplit == 0, "recorded steps are replayed inside a group");
 constexpr std::size_t kScratchBytes = 64u << 20;  // partial results of the tokens computed together: little enough to stay in the cache
 
 // Bytes of shared memory behind the next multiple of 1024: queries, two tiles, probabilities, maxima, barriers.
-constexpr int kProbabilitiesAt = 3 * kTile, kTopsAt = kProbabilitiesAt + kPanel, kBarriersAt = kTopsAt + 2 * kHeads * 4,
+constexpr int kProbabilitiesAt = 3 * kTile, kTopsAt = kProbabilitiesAt + kHeads * kTileKeys * 2, kBarriersAt = kTopsAt + 2 * kHeads * 4,
               kSharedBytes = kBarriersAt + 4 * 8;
 
 struct MlaArgs {
@@ -62,10 +63,10 @@ struct Shared {
   __device__ std::uint32_t empty(int i) const { return base + kBarriersAt + 16 + (i & 1) * 8; }
 };
 
-// ---- rows from global memory to panels
+// ---- rows from global memory to shared memory
 
-// A warp brings eight rows, one behind another in every panel, in batches of eighteen 16-byte units a thread: all of a batch is under way
-// at once. (Batches that overlap are of no use: the compiler has six counters of a warp to wait for loads, so it waits for the last one.)
+// A warp brings eight rows, which lie together, in batches of eighteen 16-byte units a thread: all of a batch is under way at once.
+// (Smaller batches that overlap are of no use: there are six counters of a warp to wait for loads, and it waits for the last one.)
 constexpr int kUnits = 18;
 
 template <bool F16>
@@ -74,9 +75,7 @@ struct EightRows {
   std::int64_t pitch;  // bytes
   int n, hd;           // rows that are there; others, and values from hd on, become zeros
 
-  static constexpr int kBatches = F16 ? 1 : 2;
-
-  // f32: nine units of every lane are two rows, of which the fifth unit has the end of the one and the begin of the other.
+  // f32: nine units of every lane are two rows, of which the fifth unit has the end of the one and the begin of the other. Two batches.
   static __device__ int row_of(int unit, int lane) {
     if constexpr (F16) return (unit * kWarp + lane) / (kWidth / 8);
     const int in_pair = unit % 9;
@@ -103,26 +102,38 @@ struct EightRows {
     }
   }
 
-  // To rows at `to`, which is a multiple of 1024.
-  static __device__ void store(int batch, int lane, const uint4 (&from)[kUnits], std::uint32_t to) {
+  // All of a batch to eight rows at `to`.
+  static __device__ void store(int lane, const uint4 (&from)[kUnits], std::uint32_t to)
+    requires F16
+  {
     const int in_warp = computed_here(lane) & 31;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      const int r = batch * 4 + row_of(i, in_warp), c = column_of(i, in_warp);
-      if constexpr (F16) {
-        store_shared(to + c / 8 * kPanel + swizzled(r, c % 8), from[i]);
-      } else {
-        const uint4 v = from[i];
-        const uint2 halves{to_halves(__uint_as_float(v.x), __uint_as_float(v.y)), to_halves(__uint_as_float(v.z), __uint_as_float(v.w))};
-        store_shared(to + c / 16 * kPanel + swizzled(r, c / 2 % 8) + c % 2 * 8, halves);
-      }
+      const int c = column_of(i, in_warp);
+      store_shared(to + c / 8 * kPanel + swizzled(row_of(i, in_warp), c % 8), from[i]);
     }
+  }
+  static __device__ void store(int batch, int lane, const uint2 (&from)[kUnits], std::uint32_t to)
+    requires(!F16)
+  {
+    const int in_warp = computed_here(lane) & 31;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int c = column_of(i, in_warp);
+      store_shared(to + c / 16 * kPanel + swizzled(batch * 4 + row_of(i, in_warp), c / 2 % 8) + c % 2 * 8, from[i]);
+    }
+  }
+
+  static __device__ void round(const uint4 (&from)[kUnits], uint2 (&to)[kUnits]) {
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i)
+      to[i] = uint2{to_halves(__uint_as_float(from[i].x), __uint_as_float(from[i].y)), to_halves(__uint_as_float(from[i].z), __uint_as_float(from[i].w))};
   }
 };
 
 // ---- the producer
 
-constexpr int kFetchAhead = 3;  // half tiles (pairs of blocks) that are on their way from memory to the second-level cache
+constexpr int kFetchAhead = 1;  // half tiles (pairs of blocks) that are on their way from memory to the second-level cache
 
 template <bool F16, int Cluster>
 struct Producer {
@@ -142,47 +153,57 @@ struct Producer {
     return {rows + key * pitch, pitch, n_keys - key, a.hd};
   }
 
-  // A thread has a row.
+  // In one piece with what lies between rows, unless that is most of it.
   __device__ void fetch(int job) const {
     const EightRows<F16> r = rows_of(job);
-    if (lane < min(8, r.n)) fetch_to_cache(r.first + lane * r.pitch, a.hd * (F16 ? 2 : 4));
+    const int bytes = a.hd * (F16 ? 2 : 4);
+    if (lane == 0 && r.n > 0 && r.pitch <= 2 * bytes) fetch_to_cache(r.first, (min(8, r.n) - 1) * static_cast<int>(r.pitch) + bytes);
   }
 
+  // Between a stage's release and its next tile there is as little as can be: one batch of the tile is here as f16, the other under way.
   __device__ void run(const Shared& shared) const {
-    constexpr int kBatches = EightRows<F16>::kBatches;
     const int n_jobs = (n_keys + kTileKeys - 1) / kTileKeys * kJobsPerTile;
     uint4 units[kUnits];
-    rows_of(0).load(0, lane, units);
+    uint2 halves[kUnits];
+    begin(0, units, halves);
     for (int job = 0; job < n_jobs; ++job) {
       const int t = tile(job);
-      fetch(job + kFetchAhead);
+      const std::uint32_t to = shared.tile(t) + first_row(job) / 8 * kBlock;
       if (t >= 2) barrier_wait(shared.empty(t), t / 2 - 1);
-#pragma unroll
-      for (int b = 0; b < kBatches; ++b) {
-        EightRows<F16>::store(b, lane, units, shared.tile(t) + first_row(job) * 128);
-        if (b + 1 < kBatches)
-          rows_of(job).load(b + 1, lane, units);
-        else if (job + 1 < n_jobs)
-          rows_of(job + 1).load(0, lane, units);
+      if constexpr (F16) {
+        EightRows<true>::store(lane, units, to);
+      } else {
+        EightRows<false>::store(0, lane, halves, to);
+        EightRows<false>::round(units, halves);
+        EightRows<false>::store(1, lane, halves, to);
       }
       fence_async();
       __syncwarp();
       if (Cluster == 2 && job == 0) cluster_go();
-      pass(shared, job);
+      if (lane == 0) pass(shared, t, to);
+      __syncwarp();
+      fetch(job + kFetchAhead);
+      if (job + 1 < n_jobs) begin(job + 1, units, halves);
     }
   }
 
-  // The warp's eight rows are there: they lie together in every panel.
-  __device__ void pass(const Shared& shared, int job) const {
-    const int t = tile(job);
-    if constexpr (Cluster == 2) {
-      const std::uint32_t from = shared.tile(t) + first_row(job) * 128 + lane * kPanel;
-      if (lane < kWidth / 64) copy_there(neighbour(from, rank ^ 1), from, 1024, neighbour(shared.full(t), rank ^ 1));
-      if (lane == 0) barrier_arrive_expecting(shared.full(t), 8 * kWidth * 2);  // as many come from the neighbour's warp
-    } else {
-      if (lane == 0) barrier_arrive(shared.full(t));
+  __device__ void begin(int job, uint4 (&units)[kUnits], uint2 (&halves)[kUnits]) const {
+    const EightRows<F16> r = rows_of(job);
+    r.load(0, lane, units);
+    if constexpr (!F16) {
+      r.round(units, halves);
+      r.load(1, lane, units);
     }
-    __syncwarp();
+  }
+
+  // The warp's rows are there.
+  __device__ void pass(const Shared& shared, int t, std::uint32_t rows_at) const {
+    if constexpr (Cluster == 2) {
+      copy_there(neighbour(rows_at, rank ^ 1), rows_at, kBlock, neighbour(shared.full(t), rank ^ 1));
+      barrier_arrive_expecting(shared.full(t), kBlock);  // as many come from the neighbour's warp
+    } else {
+      barrier_arrive(shared.full(t));
+    }
   }
 };
 
@@ -207,10 +228,12 @@ struct Consumer {
     const int first = static_cast<int>(threadIdx.x) / kWarp * 8;
     const EightRows<false> q{reinterpret_cast<const std::byte*>(a.q + token * a.q_token + (first_head + first) * a.q_head), a.q_head * 4, a.n_heads - first_head - first, a.hd};
     uint4 units[kUnits];
+    uint2 halves[kUnits];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       q.load(b, lane, units);
-      q.store(b, lane, units, shared.queries() + first * 128);
+      q.round(units, halves);
+      q.store(b, lane, halves, shared.queries() + first / 8 * kBlock);
     }
     fence_async();
     meet(1, kConsumers);
@@ -218,8 +241,8 @@ struct Consumer {
 
   // Scores of all rows and half of the tile's keys.
   __device__ void multiply_keys(int tile, float (&s)[16]) const {
-    const std::uint64_t q = computed_here(operand(shared.queries(), 16, 1024));
-    const std::uint64_t k = computed_here(operand(shared.tile(tile) + group * (kPanel / 2), 16, 1024));
+    const std::uint64_t q = computed_here(operand(shared.queries(), 16, kBlock));
+    const std::uint64_t k = computed_here(operand(shared.tile(tile) + group * (kTile / 2), 16, kBlock));
 #pragma unroll
     for (int i = 0; i < kWidth / 16; ++i) {
       const std::uint64_t step = (i / 4 * kPanel + i % 4 * 32) / 16;
@@ -227,45 +250,51 @@ struct Consumer {
     }
   }
 
-  // o += probabilities times half of the dimensions.
-  __device__ void multiply_values(int tile, float (&o)[128]) const {
-    const std::uint64_t p = computed_here(operand(shared.probabilities(), 16, 1024));
-    const std::uint64_t v = computed_here(operand(shared.tile(tile) + group * (kValues / 2 / 64 * kPanel), kPanel, 1024));
+  // o += probabilities times half of the dimensions, for half of the keys: the own ones from registers, then the other warpgroup's.
+  __device__ std::uint64_t values(int tile, int half) const {
+    return computed_here(operand(shared.tile(tile) + half * (kTile / 2) + group * (kValues / 2 / 64 * kPanel), kPanel, kBlock));
+  }
+  __device__ void multiply_own_values(int tile, const std::uint32_t (&p)[8], float (&o)[128]) const {
+    const std::uint64_t v = values(tile, group);
 #pragma unroll
-    for (int i = 0; i < kTileKeys / 16; ++i) product_64x256(o, p + i * 32 / 16, v + i * 2048 / 16);
+    for (int i = 0; i < 2; ++i) product_64x256(o, {p[2 * i], p[4 + 2 * i], p[2 * i + 1], p[4 + 2 * i + 1]}, v + i * 2 * kBlock / 16);
+  }
+  __device__ void multiply_other_values(int tile, float (&o)[128]) const {
+    const std::uint64_t p = computed_here(operand(shared.probabilities() + (group ^ 1) * 64, 16, 1024)), v = values(tile, group ^ 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) product_64x256(o, p + i * 32 / 16, v + i * 2 * kBlock / 16);
   }
 
   // Scores to probabilities, two f16 each, of rows r (p[0..3]) and r + 8; returns what sums so far have to be multiplied by.
   __device__ float2 softmax(int tile, float (&s)[16], Running& state, std::uint32_t (&p)[8]) const {
-    const int first = tile * kTileKeys + group * 32 + lane % 4 * 2;
-    float top[2] = {-__int_as_float(0x7f800000), -__int_as_float(0x7f800000)};
-#pragma unroll
-    for (int i = 0; i < 16; ++i) s[i] = s[i] * a.scale;
+    const float infinity = __int_as_float(0x7f800000);
     if ((tile + 1) * kTileKeys > n_keys) {
+      const int first = tile * kTileKeys + group * 32 + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 16; ++i)
-        if (first + i / 4 * 8 + i % 2 >= n_keys) s[i] = -__int_as_float(0x7f800000);
+        if (first + i / 4 * 8 + i % 2 >= n_keys) s[i] = -infinity;
     }
+    float top[2] = {-infinity, -infinity};
 #pragma unroll
     for (int i = 0; i < 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], 1));
-      top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], 2));
-      if (lane % 4 == 0) tops[group * kHeads + row + 8 * j] = top[j];
-    }
+    for (int step = 1; step <= 2; ++step)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], step));
+    if (lane % 4 == 0) tops[group * kHeads + row] = top[0], tops[group * kHeads + row + 8] = top[1];
     meet(1, kConsumers);
     float factor[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float largest = fmaxf(tops[row + 8 * j], tops[kHeads + row + 8 * j]);
+      const float largest = fmaxf(tops[row + 8 * j], tops[kHeads + row + 8 * j]) * a.scale;
       const float next = largest > state.top[j] + kSlack ? largest : state.top[j];
       factor[j] = power_of_two(state.top[j] - next);
       state.top[j] = next;
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        p[4 * j + i] = to_halves(power_of_two(s[4 * i + 2 * j] - next + kRaise), power_of_two(s[4 * i + 2 * j + 1] - next + kRaise));
+        const auto weight = [&](float score) { return power_of_two(math::fma(score, a.scale, kRaise - next)); };
+        p[4 * j + i] = to_halves(weight(s[4 * i + 2 * j]), weight(s[4 * i + 2 * j + 1]));
         const float2 rounded = from_halves(p[4 * j + i]);
         sum = sum + (rounded.x + rounded.y);
       }
@@ -313,10 +342,12 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < 128; ++i) o[i] = o[i] * (i / 2 % 2 == 0 ? factor.x : factor.y);
       }
-      store_probabilities(p);
       pin(o);
       products_begin();
-      multiply_values(tile, o);
+      multiply_own_values(tile, p, o);
+      products_commit();
+      store_probabilities(p);
+      multiply_other_values(tile, o);
       products_commit();
       products_wait<0>();
       pin(o);
@@ -358,6 +389,15 @@ struct Consumer {
   }
 };
 
+// All threads of the block or cluster: barriers are there for those that have come, where there are two blocks once they went on.
+template <int Cluster>
+__device__ inline void come() {
+  if constexpr (Cluster == 2)
+    cluster_come();
+  else
+    meet(2, kConsumers + kProducers);
+}
+
 #endif  // MOEFLUX_WARPGROUPS
 
 // Blocks: heads in 64s, splits, tokens.
@@ -376,17 +416,15 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
   const int token = a.first_token + static_cast<int>(blockIdx.z), first_key = static_cast<int>(blockIdx.y) * kSplit;
   const int n_keys = min(kSplit, a.pos.get() + token + 1 - first_key), first_head = static_cast<int>(blockIdx.x) * kHeads;
   const int lane = threadIdx.x % kWarp;
-  const Producer<F16, Cluster> p{a, a.k + first_key * a.k_row * (F16 ? 2 : 4), n_keys, static_cast<int>(threadIdx.x / kWarp) % (kProducers / kWarp), lane,
-                                 Cluster == 2 ? static_cast<int>(cluster_rank()) : 0};
-  // The position came before the step's first kernel, and fetching rows that are being written does no harm.
-  if (threadIdx.x >= kConsumers)
-    for (int job = 0; job < kFetchAhead; ++job) p.fetch(job);
-  begin_kernel();
-  if (n_keys <= 0) return;  // all of a cluster
-  if constexpr (Cluster == 2) cluster_come();
-  if constexpr (Cluster == 1) __syncthreads();
   if (threadIdx.x >= kConsumers) {
     give_registers<kProducerRegisters>();
+    const int warp = static_cast<int>(threadIdx.x / kWarp) % (kProducers / kWarp), rank = Cluster == 2 ? static_cast<int>(cluster_rank()) : 0;
+    const Producer<F16, Cluster> p{a, a.k + first_key * a.k_row * (F16 ? 2 : 4), n_keys, warp, lane, rank};
+    // The position came before the step's first kernel, and fetching rows that are being written does no harm.
+    for (int job = 0; job < kFetchAhead; ++job) p.fetch(job);
+    begin_kernel();
+    if (n_keys <= 0) return;  // all of a cluster
+    come<Cluster>();
     p.run(shared);
     if constexpr (Cluster == 2) cluster_come(), cluster_go();  // the neighbour has what was copied from here
   } else {
@@ -394,6 +432,9 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1) split_kernel(const
     const int group = threadIdx.x / 128, row = static_cast<int>(threadIdx.x % 128 / kWarp) * 16 + lane / 4;
     float* tops = reinterpret_cast<float*>(memory + (shared.base - shared_address(memory)) + kTopsAt);
     const Consumer c{a, shared, tops, group, lane, row, n_keys};
+    begin_kernel();
+    if (n_keys <= 0) return;
+    come<Cluster>();
     c.load_queries(token, first_head);
     if constexpr (Cluster == 2) cluster_go();
     float o[128] = {};
@@ -442,8 +483,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_splits_kernel(const __gri
     acc = {acc.x + v.x, acc.y + v.y, acc.z + v.z, acc.w + v.w};
     l = l + shared_l[p];
   }
-  const float inverse = 1.0f / l;
-  *reinterpret_cast<float4*>(a.y + token * a.y_token + head * a.y_head + d * 4) = {acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse};
+  *reinterpret_cast<float4*>(a.y + token * a.y_token + head * a.y_head + d * 4) = {acc.x / l, acc.y / l, acc.z / l, acc.w / l};
 }
 
 bool in_sixteens(const TensorView& v, std::int64_t element_bytes) {
@@ -462,7 +502,7 @@ bool has_warpgroups() {
 bool fits(const Attention& op) {
   const std::int64_t hd = op.q.dim(2), n_heads = op.q.dim(1);
   if (op.precision != Precision::Fast || op.k.dim(1) != 1 || n_heads % 16 != 0) return false;
-  if (hd <= kValues || hd > kWidth || hd % 16 != 0 || op.v.dim(2) != kValues) return false;
+  if (!(op.scale > 0.0f) || hd <= kValues || hd > kWidth || hd % 16 != 0 || op.v.dim(2) != kValues) return false;
   if (op.k.data != op.v.data || op.k.stride(0) != op.v.stride(0) || op.window != 0 || !op.sinks.empty()) return false;
   return in_sixteens(op.q, 4) && in_sixteens(op.y, 4) && in_sixteens(op.k, op.k.dtype == DType::F16 ? 2 : 4) && has_warpgroups();
 }
