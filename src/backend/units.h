@@ -50,7 +50,10 @@ class UnitRunner {
   virtual void reserve(Stream& stream, const RoutedFfn& op) = 0;  // memory that a recording of the op will need
 
   virtual std::size_t n_units(Stream& stream) const = 0;  // of the step that was begun
-  virtual void launch(Stream& stream, std::size_t unit) = 0;
+  // Unit `first`, or an odd one and the one behind it, `last`.
+  virtual void launch(Stream& stream, std::size_t first, std::size_t last) = 0;
+  // All units of the step, in their order; false: this runner launches them one by one.
+  virtual bool launch_all(Stream&) { return false; }
   // Waits for the post of the check-th check of the step.
   virtual UnitPost wait(Stream& stream, std::size_t check) = 0;
   // After a miss: units launched from now on compute again.

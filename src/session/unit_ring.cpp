@@ -3,8 +3,8 @@
 namespace moeflux::session {
 
 void UnitRing::begin(Device& device) {
-  if (begun_ > 0 && computed_ != begun_ - 1) device.launch(2 * begun_ - 1);
-  device.launch(2 * begun_);
+  const bool with_experts = begun_ > 0 && computed_ != begun_ - 1;
+  device.launch(2 * begun_ - (with_experts ? 1 : 0), 2 * begun_);
   ++begun_;
 }
 
@@ -22,6 +22,7 @@ bool UnitRing::run(Device& device, Host& host) {
     const backend::UnitPost post = device.wait(complete_);
     if (post.missed) {
       any_missed = true;
+      window_ = window_after_miss_;
       discard();
       device.resume();
       host.missed(complete_, post);

@@ -18,7 +18,7 @@ class UnitRing {
   class Device {
    public:
     virtual ~Device() = default;
-    virtual void launch(std::size_t unit) = 0;
+    virtual void launch(std::size_t first, std::size_t last) = 0;  // one unit, or experts and the unit behind them
     virtual backend::UnitPost wait(std::size_t check) = 0;
     virtual void resume() = 0;
   };
@@ -31,8 +31,8 @@ class UnitRing {
     virtual void missed(std::size_t check, const backend::UnitPost& post) = 0;
   };
 
-  // Checks of a step, and how many of them may be under way at once; at least 1.
-  UnitRing(std::size_t n_checks, std::size_t window) : n_checks_(n_checks), window_(window) {}
+  // Checks of a step, and how many of them may be under way at once, before and behind the first miss; at least 1.
+  UnitRing(std::size_t n_checks, std::size_t window, std::size_t window_after_miss) : n_checks_(n_checks), window_(window), window_after_miss_(window_after_miss) {}
 
   // Returns when the last unit is launched; true: nothing was missed.
   bool run(Device& device, Host& host);
@@ -43,7 +43,7 @@ class UnitRing {
   void begin(Device& device);
   void discard();
 
-  std::size_t n_checks_, window_;
+  std::size_t n_checks_, window_, window_after_miss_;
   std::size_t begun_ = 0;     // checks whose unit is launched; n_checks_ + 1: the last unit too
   std::size_t complete_ = 0;  // checks that are through
   std::size_t computed_ = SIZE_MAX;  // the check whose experts the host has computed

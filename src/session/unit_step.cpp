@@ -12,7 +12,7 @@ namespace moeflux::session {
 namespace {
 
 constexpr int kTries = 2;  // to record a step
-// Checks under way at once after a step that missed something: the host is a layer ahead. Where most layers miss that is in vain.
+// Checks under way at once behind a miss: the host is a layer ahead. Where most layers miss that is in vain.
 constexpr std::size_t kAhead = 2, kNotAhead = 1;
 
 std::size_t widest_layer(const model::ModelSpec& spec) {
@@ -145,11 +145,12 @@ void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std:
 
 // Every expert is where the device finds it: the host only learns what was chosen.
 void UnitStep::replay_whole() {
+  all_launched_ = false;
   upload_table();
   upload_forced();
   n_missed_ = 0;
   ++n_whole_;
-  launch(0);
+  launch(0, 0);
   for (std::size_t check = 0; check < plan_.sites.size(); ++check) {
     const backend::UnitPost post = wait(check);
     if (post.missed) fail(ErrorCode::Internal, "layer {}: an expert is not where the table had it", raw(plan_.sites[check].layer));
@@ -164,14 +165,18 @@ void UnitStep::replay() {
   const std::size_t n_checks = plan_.sites.size();
   const std::size_t missed_before = std::exchange(n_missed_, 0);
   n_whole_ += missed_before == 0 ? 1 : 0;
-  UnitRing ring(n_checks, missed_before == 0 ? n_checks + 1 : 2 * missed_before > n_checks ? kNotAhead : kAhead);
+  all_launched_ = missed_before == 0 && units_.launch_all(stream_);
+  const std::size_t ahead = 2 * missed_before > n_checks ? kNotAhead : kAhead;
+  UnitRing ring(n_checks, missed_before == 0 ? n_checks + 1 : ahead, ahead);
   ring.run(*this, *this);
   n_discarded_ += ring.n_discarded();
   backend_.synchronize(stream_);
   held_ = {};
 }
 
-void UnitStep::launch(std::size_t unit) { units_.launch(stream_, unit); }
+void UnitStep::launch(std::size_t first, std::size_t last) {
+  if (!all_launched_) units_.launch(stream_, first, last);
+}
 backend::UnitPost UnitStep::wait(std::size_t check) {
   if (*before_check_) (*before_check_)();
   return units_.wait(stream_, check);
@@ -194,6 +199,7 @@ void UnitStep::passed(std::size_t check, const backend::UnitPost& post) {
 
 void UnitStep::missed(std::size_t check, const backend::UnitPost& post) {
   held_ = {};
+  all_launched_ = false;  // the rest does nothing
   ++n_missed_;
   const model::MoeSite& site = plan_.sites[check];
   if (routing_ != nullptr && !foretold_) {

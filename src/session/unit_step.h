@@ -43,7 +43,7 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void upload_table();
   void upload_forced();
 
-  void launch(std::size_t unit) override;
+  void launch(std::size_t first, std::size_t last) override;
   backend::UnitPost wait(std::size_t check) override;
   void resume() override;
   void passed(std::size_t check, const backend::UnitPost& post) override;
@@ -64,6 +64,7 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   model::Context* context_ = nullptr;  // of the step under way
   const std::function<void()>* before_check_ = nullptr;
   std::size_t n_missed_ = 1;  // checks of the last step; the first one starts as if there had been some
+  bool all_launched_ = false;  // what the ring launches is under way already
   bool failed_ = false;
   int n_failures_ = 0;
   std::uint64_t n_whole_ = 0, n_discarded_ = 0;

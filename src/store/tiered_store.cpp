@@ -13,7 +13,7 @@ constexpr std::size_t kCopyBatch = 64;                    // completions taken a
 constexpr std::chrono::milliseconds kPatience{50};        // between two looks at the world while waiting for a lease to end
 // For a read, and for a copy, which takes less. Another thread may have taken what we wait for and sent it on: reads become copies.
 constexpr std::chrono::microseconds kReadPatience{1000}, kCopyPatience{200};
-constexpr std::size_t kPromotions = 8;                     // experts that come to the device after a step
+constexpr std::size_t kPromotions = 2;                     // experts that come to the device after a step
 constexpr double kPromotionMargin = 1.25;                 // worth this much more than what they push out, which is read over the link then
 constexpr std::size_t kMostWanted = 4096;                 // of one step, or several at once
 constexpr std::uint64_t kJustLoaded = 2;                  // visits of a layer for which a slot is out of a hint's reach

@@ -22,9 +22,10 @@ class CountingDevice final : public UnitRing::Device, public UnitRing::Host {
  public:
   CountingDevice(std::size_t n_checks, std::set<std::size_t> misses, std::uint32_t seed) : misses_(std::move(misses)), posted_(n_checks, false), random_(seed) {}
 
-  void launch(std::size_t unit) override {
-    queue_.push_back(static_cast<int>(unit));
-    most_ahead = std::max(most_ahead, (unit + 1) / 2 - n_told);
+  void launch(std::size_t first, std::size_t last) override {
+    EXPECT_TRUE(first == last || (first + 1 == last && first % 2 == 1)) << first << " to " << last;
+    for (std::size_t unit = first; unit <= last; ++unit) queue_.push_back(static_cast<int>(unit));
+    most_ahead = std::max(most_ahead, (last + 1) / 2 - n_told);
     while (!queue_.empty() && random_() % 2 == 0) one();
   }
   backend::UnitPost wait(std::size_t check) override {
@@ -83,12 +84,12 @@ class CountingDevice final : public UnitRing::Device, public UnitRing::Host {
 TEST(UnitRing, EveryUnitOnceAndInOrder) {
   for (std::uint32_t seed = 0; seed < 3000; ++seed) {
     std::mt19937 random(seed);
-    const std::size_t n = 1 + random() % 12, window = 1 + random() % (n + 1);
+    const std::size_t n = 1 + random() % 12, window = 1 + random() % (n + 1), after_miss = 1 + random() % window;
     std::set<std::size_t> misses;
     for (std::size_t i = 0; i < n; ++i)
       if (random() % 4 == 0) misses.insert(i);
     CountingDevice d(n, misses, seed);
-    UnitRing ring(n, window);
+    UnitRing ring(n, window, after_miss);
     EXPECT_EQ(ring.run(d, d), misses.empty());
     d.finish();
     ASSERT_EQ(d.computed.size(), 2 * n + 1) << "seed " << seed;
@@ -107,7 +108,7 @@ TEST(UnitRing, Cancelled) {
     std::mt19937 random(seed);
     const std::size_t n = 2 + random() % 8;
     std::set<std::size_t> misses{random() % n};
-    UnitRing ring(n, 2);
+    UnitRing ring(n, 2, 1);
     CountingDevice d(n, misses, seed);
     d.cancel_at = random() % n;
     EXPECT_THROW(ring.run(d, d), std::runtime_error);
@@ -176,13 +177,14 @@ TEST_P(Units, SameBytesForAnyPlacement) {
   auto tokens = golden_tokens(GetParam());
   tokens.resize(std::min<std::size_t>(tokens.size(), 40));
   const auto want = wanted(m, tokens, 5);
-  std::size_t all = 0, top_k = 1;
+  std::size_t all = 0, top_k = 1, n_at_once = 0;
+  std::uint32_t seed = 0;  // even and odd: devices that launch a step's units at once, and such that do not
   for (const auto& l : m.binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
   for (const auto& l : m.parsed.spec.layers)
     if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
   for (const std::size_t n_device : {top_k, top_k + 2, all / 4 + top_k, all / 2 + top_k, all + top_k})
-    for (const auto& [n_host, reads_host] : {std::pair{std::size_t{0}, false}, {all, false}, {all / 3, true}, {all, true}}) {
-      OnDevice on(m, n_device, top_k, n_host, static_cast<std::uint32_t>(n_device + n_host), false, reads_host);
+    for (const auto& [n_host, reads_host] : {std::pair{std::size_t{0}, false}, {std::size_t{0}, false}, {all, false}, {all / 3, true}, {all / 3, true}, {all, true}}) {
+      OnDevice on(m, n_device, top_k, n_host, ++seed, false, reads_host);
       if (reads_host && n_host == all) on.store->fill({});
       const auto session = on.session();
       for (int pass = 0; pass < 2; ++pass) {
@@ -211,7 +213,9 @@ TEST_P(Units, SameBytesForAnyPlacement) {
       }
       const SessionStats& s = session->stats();
       EXPECT_EQ(s.device_hits + s.host_hits + s.disk_misses, on.store->stats().requests);
+      n_at_once += on.device.n_launched_all;
     }
+  EXPECT_GT(n_at_once, 0u) << "devices that launch all units of a step at once";
 }
 
 INSTANTIATE_TEST_SUITE_P(Fixtures, Units, testing::Values("qwen3_5_moe-bf16", "qwen3_5_moe-mlx4", "gpt_oss-mxfp4", "deepseek_v3-mlx4"), [](const auto& test) {

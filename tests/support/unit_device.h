@@ -17,12 +17,13 @@ namespace moeflux::test {
 
 class UnitDevice final : public backend::Backend, public backend::UnitRunner {
  public:
-  explicit UnitDevice(backend::Backend& inner, std::uint32_t seed = 1) : inner_(inner), random_(seed) {}
+  // Even seeds: it launches all units of a step at once when asked.
+  explicit UnitDevice(backend::Backend& inner, std::uint32_t seed = 1) : inner_(inner), random_(seed), launches_all_(seed % 2 == 0) {}
 
   // For tests: recordings are refused from now on, n times; what happened.
   void refuse(int n) { to_refuse_ = n; }
   std::function<void(std::size_t check, const std::int32_t* slot_of)> on_check;  // when the device comes to it
-  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0, n_whole = 0;
+  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0, n_whole = 0, n_launched_all = 0;
 
   std::string name() const override { return "units of " + inner_.name(); }
   std::unique_ptr<backend::Stream> create_stream() override {
@@ -98,7 +99,10 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   }
   void reserve(backend::Stream&, const backend::RoutedFfn&) override {}
   std::size_t n_units(backend::Stream& stream) const override { return static_cast<const Queue&>(stream).lists[static_cast<const Queue&>(stream).whole].size(); }
-  void launch(backend::Stream& stream, std::size_t unit) override {
+  void launch(backend::Stream& stream, std::size_t first, std::size_t last) override {
+    for (std::size_t unit = first; unit <= last; ++unit) launch_one(stream, unit);
+  }
+  void launch_one(backend::Stream& stream, std::size_t unit) {
     Queue& q = of(stream);
     ++n_launched;
     const auto& ops = q.units().at(unit);
@@ -110,6 +114,12 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
       for (const auto& op : ops) op(to);
     });
     run_some(q);
+  }
+  bool launch_all(backend::Stream& stream) override {
+    if (!launches_all_) return false;
+    ++n_launched_all;
+    for (std::size_t u = 0; u < n_units(stream); ++u) launch_one(stream, u);
+    return true;
   }
   backend::UnitPost wait(backend::Stream& stream, std::size_t check) override {
     Queue& q = of(stream);
@@ -246,6 +256,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
 
   backend::Backend& inner_;
   std::mt19937 random_;
+  bool launches_all_;
   int to_refuse_ = 0;
 };
 

@@ -91,6 +91,8 @@ __device__ inline void begin_kernel() {
   release_next();
 }
 
+__device__ inline float minus_inf() { return -__int_as_float(0x7f800000); }
+
 // Unaligned 16-bit values are read byte by byte; scales of the device are aligned to their size.
 __device__ inline float load_scale(const Matrix& m, const std::uint8_t* row, int g) {
   if (m.kind == quant::FormatKind::Mxfp4) return quant::e8m0_half_to_f32(row[g]);
@@ -161,6 +163,33 @@ __device__ inline float square16(const float* x, int n, int lane) {
 #pragma unroll 16
   for (int i = lane; i < n; i += 16) acc = math::fma(x[i], x[i], acc);
   return tree16(acc);
+}
+
+// A lane of dot16 by each of sixteen threads, without the tree. Loads are a batch ahead of the fmas: the compiler does not move them
+// past a loop's test. term(i, a, b) reads the factors at i; behind the end 0 times 0 changes nothing.
+template <int Batch, class Term>
+__device__ inline float lane16(int n, int lane, const Term& term) {
+  float a[2][Batch], b[2][Batch], acc = 0.0f;
+  const auto load = [&](int first, float(&to_a)[Batch], float(&to_b)[Batch]) {
+#pragma unroll
+    for (int k = 0; k < Batch; ++k) {
+      to_a[k] = to_b[k] = 0.0f;
+      if (const int i = first + k * 16 + lane; i < n) term(i, to_a[k], to_b[k]);
+    }
+  };
+  const auto add = [&](const float(&from_a)[Batch], const float(&from_b)[Batch]) {
+#pragma unroll
+    for (int k = 0; k < Batch; ++k) acc = math::fma(from_a[k], from_b[k], acc);
+  };
+  load(0, a[0], b[0]);
+#pragma unroll 1
+  for (int first = 0; first < n; first += 32 * Batch) {
+    load(first + 16 * Batch, a[1], b[1]);
+    add(a[0], b[0]);
+    load(first + 32 * Batch, a[0], b[0]);
+    add(a[1], b[1]);
+  }
+  return acc;
 }
 
 __device__ inline float clamped_glu(float g, float u, float limit, float alpha) {

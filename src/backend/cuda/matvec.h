@@ -542,9 +542,7 @@ __device__ inline void matvec_exact(const Matrix& m, const float* x, std::byte* 
   const int row = min(r, n - 1), lane = threadIdx.x & 15;
   float v = 0.0f;
   if (E != Exact::Any || staged) {
-#pragma unroll 16
-    for (int i = lane; i < m.cols; i += 16) v = math::fma(xs[i], w[row * m.cols + i], v);
-    v = tree16(v);
+    v = tree16(lane16<12>(m.cols, lane, [&](int i, float& a, float& b) { a = xs[i], b = w[row * m.cols + i]; }));
   } else {
     v = exact_row(m, row0 + row, x, lane);
   }

@@ -47,6 +47,30 @@ struct SigmoidGateAt {
   Rows x, gate, y;
   __device__ void operator()(std::int64_t r, int i) const { y.row(r)[i] = x.row(r)[i] * math::sigmoid(gate.row(r)[i]); }
 };
+// The same for one token whose result lies in one piece of n values, which go along in 8 bits. A thread has eight of them.
+__global__ void gate_known_kernel(SigmoidGateAt f, int width, int n, std::byte* known) {
+  begin_kernel();
+  const int i = (blockIdx.x * blockDim.x + threadIdx.x) * 8, r = i / width, c = i - r * width;
+  float v[8] = {};
+  if (i < n) {
+    const float *x = f.x.row(r) + c, *gate = f.gate.row(r) + c;
+    float g[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = x[k], g[k] = gate[k];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) f.y.row(r)[c + k] = v[k] = v[k] * math::sigmoid(g[k]);
+  }
+  int code[8], sum;
+  float d;
+  quantize8(v, kKnownGroup / 8, code, d, sum);
+  if (i >= n) return;
+  const QuantizedX q = quantized_at(known, n, kKnownGroup);
+  auto* words = reinterpret_cast<unsigned*>(q.x8);
+  words[i / 8] = pack4(code[0], code[2], code[4], code[6]);
+  words[n / 8 + i / 8] = pack4(code[1], code[3], code[5], code[7]);
+  if (i % kKnownGroup == 0) q.d[i / kKnownGroup] = d, q.sx[i / kKnownGroup] = static_cast<float>(sum);
+}
+
 struct GluAt {
   Rows gate, up, y;
   GluParams glu;
@@ -233,7 +257,11 @@ void CudaBackend::execute(Stream& stream, const Clamp& op) {
 
 void CudaBackend::execute(Stream& stream, const SigmoidGate& op) {
   const SigmoidGateAt f{to_rows(op.x), to_rows(op.gate), to_rows(op.y)};
-  map(use(stream), n_rows(op.x), f.y.width, f);
+  CudaStream& s = use(stream);
+  std::byte* const known = s.know(op.y);
+  if (known == nullptr) return map(s, n_rows(op.x), f.y.width, f);
+  const auto n = static_cast<int>(n_rows(op.x) * f.y.width);
+  launch(s, "SigmoidGate", gate_known_kernel, static_cast<unsigned>(ceil_div(n, 8 * 128)), 128, 0, f, f.y.width, n, known);
 }
 
 void CudaBackend::execute(Stream& stream, const Glu& op) {

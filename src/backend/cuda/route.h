@@ -17,8 +17,6 @@ struct RouteArgs {
   float norm_eps, scaling;
 };
 
-__device__ inline float minus_inf() { return -__int_as_float(0x7f800000); }
-
 // Experts outside the best groups get a key of -inf. One warp; groups are few.
 __device__ inline void mask_groups(const RouteArgs& a, float* key, float* value, int lane) {
   const int size = a.n_experts / a.n_groups;

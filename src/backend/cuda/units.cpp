@@ -1,7 +1,9 @@
 #include "backend/cuda/units.h"
 
 #include <algorithm>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include "backend/cuda/cuda_internal.h"
 #include "core/error.h"
@@ -17,10 +19,18 @@ constexpr int kSpins = 256;  // looks at a post between two looks at the stream
 }  // namespace
 
 void UnitState::forget() noexcept {
-  for (auto& [key, r] : recordings)
+  for (auto& [key, r] : recordings) {
     for (cudaGraphExec_t unit : r.units) cudaGraphExecDestroy(unit);
+    for (cudaGraphExec_t pair : r.pairs) cudaGraphExecDestroy(pair);
+    if (r.all != nullptr) cudaGraphExecDestroy(r.all);
+  }
   recordings.clear();
   current = nullptr;
+}
+
+void UnitState::drop_bodies() noexcept {
+  for (cudaGraph_t body : bodies) cudaGraphDestroy(body);
+  bodies.clear();
 }
 
 void UnitState::release() noexcept {
@@ -69,49 +79,74 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   s.capturing = true;
   if (open(s) == cudaSuccess) return Mode::Record;
   cudaGetLastError();
-  if (u.graph != nullptr) cudaGraphDestroy(u.graph);
-  u.graph = nullptr;
   u.recording = s.overlap = s.capturing = false;
   return Mode::Eager;
 }
 
 // A new unit; what is queued from now on is its body.
-cudaError_t CudaUnits::open(CudaStream& s) {
-  UnitState& u = s.units;
-  if (u.whole) return cudaStreamBeginCapture(s.handle(), cudaStreamCaptureModeThreadLocal);
+cudaError_t CudaUnits::open(CudaStream& s) { return cudaStreamBeginCapture(s.handle(), cudaStreamCaptureModeThreadLocal); }
+
+namespace {
+
+// Behind `last` a gate that looks at the mark, and what is to be done when it is not set. `last` becomes its end.
+cudaError_t add_unit(cudaGraph_t graph, const std::int32_t* mark, std::span<const cudaGraph_t> bodies, cudaGraphNode_t& last) {
   cudaGraphConditionalHandle handle{};
-  const std::int32_t* mark = s.step_inputs + kMarkWord;
-  cudaError_t status = cudaGraphCreate(&u.graph, 0);
-  if (status == cudaSuccess) status = cudaGraphConditionalHandleCreate(&handle, u.graph, 0, cudaGraphCondAssignDefault);
-  if (status != cudaSuccess) return status;
+  if (const cudaError_t status = cudaGraphConditionalHandleCreate(&handle, graph, 0, cudaGraphCondAssignDefault); status != cudaSuccess) return status;
   void* arguments[] = {&handle, &mark};
   cudaKernelNodeParams gate{};
   gate.func = gate_function();
   gate.gridDim = gate.blockDim = dim3(1);
   gate.kernelParams = arguments;
-  cudaGraphNode_t gate_node{}, body_node{};
-  status = cudaGraphAddKernelNode(&gate_node, u.graph, nullptr, 0, &gate);
-  if (status != cudaSuccess) return status;
-  cudaGraphNodeParams body{};
-  body.type = cudaGraphNodeTypeConditional;
-  body.conditional.handle = handle;
-  body.conditional.type = cudaGraphCondTypeIf;
-  body.conditional.size = 1;
-  status = cudaGraphAddNode(&body_node, u.graph, &gate_node, nullptr, 1, &body);
-  if (status != cudaSuccess) return status;
-  return cudaStreamBeginCaptureToGraph(s.handle(), body.conditional.phGraph_out[0], nullptr, nullptr, 0, cudaStreamCaptureModeThreadLocal);
+  cudaGraphNode_t gate_node{}, body_node{}, inside{};
+  if (const cudaError_t status = cudaGraphAddKernelNode(&gate_node, graph, &last, last == nullptr ? 0 : 1, &gate); status != cudaSuccess) return status;
+  cudaGraphNodeParams choice{};
+  choice.type = cudaGraphNodeTypeConditional;
+  choice.conditional.handle = handle;
+  choice.conditional.type = cudaGraphCondTypeIf;
+  choice.conditional.size = 1;
+  if (const cudaError_t status = cudaGraphAddNode(&body_node, graph, &gate_node, nullptr, 1, &choice); status != cudaSuccess) return status;
+  last = body_node;
+  for (cudaGraph_t body : bodies) {
+    const cudaGraphNode_t before = inside;
+    if (const cudaError_t status = cudaGraphAddChildGraphNode(&inside, choice.conditional.phGraph_out[0], &before, before == nullptr ? 0 : 1, body); status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
 }
+
+cudaError_t make_unit(const std::int32_t* mark, std::span<const cudaGraph_t> bodies, cudaGraphExec_t& exec) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphNode_t last = nullptr;
+  cudaError_t status = cudaGraphCreate(&graph, 0);
+  if (status == cudaSuccess) status = add_unit(graph, mark, bodies, last);
+  if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  return status;
+}
+
+}  // namespace
 
 cudaError_t CudaUnits::close(CudaStream& s) {
   UnitState& u = s.units;
+  const std::int32_t* mark = s.step_inputs + kMarkWord;
   cudaGraph_t body = nullptr;
-  cudaError_t status = cudaStreamEndCapture(s.handle(), &body);  // belongs to u.graph, unless the step is whole
-  if (u.whole) u.graph = body;
   cudaGraphExec_t exec = nullptr;
-  if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, u.graph, 0);
-  if (u.graph != nullptr) cudaGraphDestroy(u.graph);
-  u.graph = nullptr;
+  cudaError_t status = cudaStreamEndCapture(s.handle(), &body);
+  if (status == cudaSuccess) status = u.whole ? cudaGraphInstantiate(&exec, body, 0) : make_unit(mark, {&body, 1}, exec);
   if (status == cudaSuccess) u.current->units.push_back(exec);
+  if (status == cudaSuccess && !u.whole) {
+    if (u.all == nullptr) status = cudaGraphCreate(&u.all, 0);
+    u.bodies.push_back(std::exchange(body, nullptr));
+    // A layer's experts and what follows up to the next check stand behind one gate.
+    if (status == cudaSuccess && u.current->units.size() % 2 == 1) {
+      status = add_unit(u.all, mark, u.bodies, u.last);
+      if (status == cudaSuccess && u.bodies.size() == 2) {
+        status = make_unit(mark, u.bodies, exec);
+        if (status == cudaSuccess) u.current->pairs.push_back(exec);
+      }
+      u.drop_bodies();
+    }
+  }
+  if (body != nullptr) cudaGraphDestroy(body);
   return status;
 }
 
@@ -144,12 +179,20 @@ bool CudaUnits::end(Stream& stream, bool complete) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaStreamIsCapturing(s.handle(), &capture);
     good = capture != cudaStreamCaptureStatusNone && close(s) == cudaSuccess && complete;
-    if (u.graph != nullptr) cudaGraphDestroy(u.graph);
-    u.graph = nullptr;
+    if (good && u.all != nullptr && cudaGraphInstantiate(&u.current->all, u.all, 0) != cudaSuccess) {
+      cudaGetLastError();
+      u.current->all = nullptr;
+    }
+    u.drop_bodies();
+    if (u.all != nullptr) cudaGraphDestroy(u.all);
+    u.all = nullptr;
+    u.last = nullptr;
     if (!good) {
       cudaGetLastError();
       for (cudaGraphExec_t unit : u.current->units) cudaGraphExecDestroy(unit);
+      for (cudaGraphExec_t pair : u.current->pairs) cudaGraphExecDestroy(pair);
       u.current->units.clear();
+      u.current->pairs.clear();
       u.overlap = u.overlap && !complete;  // the next try does without
     }
   }
@@ -164,10 +207,18 @@ std::size_t CudaUnits::n_units(Stream& stream) const {
   return u.current == nullptr ? 0 : u.current->units.size();
 }
 
-void CudaUnits::launch(Stream& stream, std::size_t unit) {
+void CudaUnits::launch(Stream& stream, std::size_t first, std::size_t last) {
   CudaStream& s = use(stream);
-  if (unit >= n_units(stream)) fail(ErrorCode::Internal, "unit {} of {}", unit, n_units(stream));
-  check_cuda(cudaGraphLaunch(s.units.current->units[unit], s.handle()), "launching a unit");
+  if (last >= n_units(stream) || first > last || last - first > 1) fail(ErrorCode::Internal, "units {} to {} of {}", first, last, n_units(stream));
+  const UnitState::Recording& r = *s.units.current;
+  check_cuda(cudaGraphLaunch(first == last ? r.units[first] : r.pairs.at(first / 2), s.handle()), "launching a unit");
+}
+
+bool CudaUnits::launch_all(Stream& stream) {
+  CudaStream& s = use(stream);
+  if (s.units.current == nullptr || s.units.current->all == nullptr) return false;
+  check_cuda(cudaGraphLaunch(s.units.current->all, s.handle()), "launching a step's units");
+  return true;
 }
 
 UnitPost CudaUnits::wait(Stream& stream, std::size_t check) {

@@ -1,5 +1,6 @@
 // Steps in units on a CUDA stream (backend/units.h). Each unit is a graph of its own: a gate that looks at the stream's mark, and the
-// unit's kernels as the body of a conditional node. So kernels know nothing of it, and a unit that shall do nothing costs a gate.
+// unit's kernels as the body of a conditional node. So kernels know nothing of it, and a unit that shall do nothing costs a gate. All of
+// them one behind the other are one more graph: what a step begins with.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,6 +28,8 @@ struct UnitState {
   static constexpr std::size_t kChecks = 256;  // layers with experts
   struct Recording {
     std::vector<cudaGraphExec_t> units;
+    std::vector<cudaGraphExec_t> pairs;  // units 2j + 1 and 2j + 2 behind one gate
+    cudaGraphExec_t all = nullptr;  // all units in one launch; null where that cannot be recorded
     int seen = 0;  // eager steps before: the first one sizes the scratch memory
   };
   std::map<std::uint64_t, Recording> recordings;  // by number of key groups, as for whole steps
@@ -34,12 +37,15 @@ struct UnitState {
   UnitPostMemory* posts = nullptr;  // pinned, [kChecks]
   std::vector<int> n_chosen;        // ids of each check
   std::int32_t serial = 0;
-  cudaGraph_t graph = nullptr;      // of the unit being recorded
+  cudaGraph_t all = nullptr;        // of the step being recorded: its units so far
+  cudaGraphNode_t last = nullptr;   // its end
+  std::vector<cudaGraph_t> bodies;  // units that will be added to it together
   bool recording = false;
   bool whole = false;               // the step is one unit without a gate
   bool overlap = true;  // kernels of a unit may start before the one before has ended; off where that cannot be recorded
 
   void forget() noexcept;
+  void drop_bodies() noexcept;
   void release() noexcept;  // at the stream's end
 };
 
@@ -59,7 +65,8 @@ class CudaUnits final : public UnitRunner {
   bool end(Stream& stream, bool complete) override;
   void reserve(Stream& stream, const RoutedFfn& op) override;
   std::size_t n_units(Stream& stream) const override;
-  void launch(Stream& stream, std::size_t unit) override;
+  void launch(Stream& stream, std::size_t first, std::size_t last) override;
+  bool launch_all(Stream& stream) override;
   UnitPost wait(Stream& stream, std::size_t check) override;
   void resume(Stream& stream) override;
   void upload(Stream& stream, std::byte* to, const std::byte* pinned, std::size_t bytes) override;
