@@ -1,9 +1,13 @@
 // Attention over a latent cache on the tensor cores: all heads share a key of up to 576 values, whose first 512 are the value.
 //
 // Keys are split at absolute positions, kSplit each. A block has 64 heads of one token and one split; two blocks of a cluster have the
-// same split and read half of its rows each. One warpgroup of a block (the producer) reads rows, rounds them to f16 and stores them in both
-// blocks' shared memory; two (the consumers) multiply: each has half of the keys of a tile for the scores, half of the dimensions for the
-// sums. Tiles pass through two stages. A second kernel merges a row's splits. What a row becomes depends on its own position alone.
+// same split and read half of its rows each. One warpgroup of a block (the producer) reads rows, rounds them to f16, stores them in shared
+// memory and has them copied to the neighbour's; two (the consumers) multiply: each has half of the keys of a tile for the scores, half of
+// the dimensions for the sums. Tiles pass through two stages. A second kernel merges a row's splits. What a row becomes depends on its own
+// position alone.
+//
+// What limits: loads, stores, copies to the neighbour and the operands of products all pass one memory of 128 bytes a cycle, and the scores'
+// operands alone take 1700 of a tile's 5000 cycles there. Nothing may wait for global memory between tiles (see warpgroup.h's barriers).
 //
 // Factors of products are f16 (queries, keys, probabilities), sums are f32. Scores and maxima are in powers of two.
 #include <algorithm>
@@ -182,7 +186,7 @@ struct Producer {
       if (Cluster == 2 && job == 0) cluster_go();
       if (lane == 0) pass(shared, t, to);
       __syncwarp();
-      fetch(job + kFetchAhead);
+      if (job + kFetchAhead < n_jobs) fetch(job + kFetchAhead);
       if (job + 1 < n_jobs) begin(job + 1, units, halves);
     }
   }
@@ -220,9 +224,12 @@ static_assert(kSlack + kRaise < 16.0f, "f16 ends at 2^16");
 struct Consumer {
   const MlaArgs& a;
   const Shared& shared;
-  float* tops;  // shared: [2 warpgroups][kHeads]
+  float* tops;  // shared: [2 warpgroups][kHeads / 2][2]
   int group, lane, row;  // warpgroup, first of the thread's two rows
   int n_keys;
+
+  // What warpgroup `of` says of row r (j = 0) or r + 8 of this thread.
+  __device__ float* share(int of, int j) const { return tops + of * kHeads + (row / 16 * 8 + row % 16) * 2 + j; }
 
   __device__ void load_queries(int token, int first_head) const {
     const int first = static_cast<int>(threadIdx.x) / kWarp * 8;
@@ -277,16 +284,18 @@ struct Consumer {
     float top[2] = {-infinity, -infinity};
 #pragma unroll
     for (int i = 0; i < 16; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
-#pragma unroll
-    for (int step = 1; step <= 2; ++step)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) top[j] = fmaxf(top[j], __shfl_xor_sync(kAll, top[j], step));
-    if (lane % 4 == 0) tops[group * kHeads + row] = top[0], tops[group * kHeads + row + 8] = top[1];
+    // Of four lanes with the same rows two have the one, two the other from here on.
+    const int mine = lane % 2;
+    float most = fmaxf(mine == 0 ? top[0] : top[1], __shfl_xor_sync(kAll, mine == 0 ? top[1] : top[0], 1));
+    most = fmaxf(most, __shfl_xor_sync(kAll, most, 2));
+    if (lane % 4 < 2) *share(group, mine) = most;
     meet(1, kConsumers);
+    const float2 ours = *reinterpret_cast<const float2*>(share(0, 0)), theirs = *reinterpret_cast<const float2*>(share(1, 0));
+    const float both[2] = {fmaxf(ours.x, theirs.x), fmaxf(ours.y, theirs.y)};
     float factor[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float largest = fmaxf(tops[row + 8 * j], tops[kHeads + row + 8 * j]) * a.scale;
+      const float largest = both[j] * a.scale;
       const float next = largest > state.top[j] + kSlack ? largest : state.top[j];
       factor[j] = power_of_two(state.top[j] - next);
       state.top[j] = next;
@@ -365,7 +374,7 @@ struct Consumer {
       float& sum = state.sum[j];
       sum = sum + __shfl_xor_sync(kAll, sum, 1);
       sum = sum + __shfl_xor_sync(kAll, sum, 2);
-      if (lane % 4 == 0) tops[group * kHeads + row + 8 * j] = sum;  // maxima are read before the last meeting
+      if (lane % 4 == 0) *share(group, j) = sum;  // maxima are read before the last meeting
     }
     meet(1, kConsumers);
     if constexpr (Cluster == 2) cluster_go();
@@ -374,7 +383,7 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int r = row + 8 * j;
-      if (group == 0 && lane % 4 == 0 && first_head + r < a.n_heads) a.stats[index(r)] = float2{state.top[j], tops[r] + tops[kHeads + r]};
+      if (group == 0 && lane % 4 == 0 && first_head + r < a.n_heads) a.stats[index(r)] = float2{state.top[j], *share(0, j) + *share(1, j)};
 #pragma unroll
       for (int i = 0; i < 32; ++i)
         store_shared(sums + r * kSumsRow + i * 32 + lane % 4 * 8, uint2{__float_as_uint(o[4 * i + 2 * j]), __float_as_uint(o[4 * i + 2 * j + 1])});
