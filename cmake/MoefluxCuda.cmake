@@ -2,6 +2,7 @@
 #
 #   MOEFLUX_CUDA = AUTO (default: where nvcc is found, not under sanitizers), ON, OFF
 #   moeflux_cuda_objects(<out> MODULES <modules whose headers are seen..> SOURCES <files.cu..>)
+#     A source file's property MOEFLUX_CUDA_FLAGS stands in for the variable of that name.
 include_guard(GLOBAL)
 
 set(MOEFLUX_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
@@ -68,8 +69,12 @@ function(moeflux_cuda_objects out)
   set(objects "")
   foreach(source ${C_SOURCES})
     set(object ${CMAKE_CURRENT_BINARY_DIR}/${source}.o)
+    get_source_file_property(architectures ${source} MOEFLUX_CUDA_FLAGS)
+    if(NOT architectures)
+      set(architectures ${MOEFLUX_CUDA_FLAGS})
+    endif()
     add_custom_command(OUTPUT ${object}
-      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${MOEFLUX_NVCC} ${MOEFLUX_NVCC_HOST} ${MOEFLUX_CUDA_FLAGS} -std=c++20 -O3
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${MOEFLUX_NVCC} ${MOEFLUX_NVCC_HOST} ${architectures} -std=c++20 -O3
         -fmad=false --expt-relaxed-constexpr -Xcompiler=-fPIC,-ffp-contract=off,-Wall,-Wextra -Werror=all-warnings
         ${includes} -MMD -MF ${object}.d -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object}
       DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source}

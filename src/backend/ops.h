@@ -159,6 +159,9 @@ struct CacheWrite {
 //   fma(x_b, exp(m_b - M), x_a * exp(m_a - M)) for l and acc. A sink enters last: M = max(m, sink),
 //   l = fma(l, exp(m - M), exp(sink - M)), acc = acc * exp(m - M). y = acc * (1 / l).
 // Values may be narrower or wider than keys, and may be part of them (a latent cache: v is the front of every k).
+//   Precision fast lets a backend leave the formula where one kv head serves sixteen query heads or more: queries, keys, values and
+//   probabilities may be rounded to 16 bits, exp and the order of additions be another; sums stay f32. A row's bytes still depend on its
+//   query, its position and the cache alone. The CPU and the reference compute the formula.
 struct Attention {
   static constexpr const char* kName = "Attention";
   static constexpr std::int64_t kTile = 64;        // keys: K and V of a tile stay in the first-level cache
@@ -171,6 +174,7 @@ struct Attention {
   std::int64_t pos0 = 0;
   std::int64_t window = 0;
   float scale = 1.0f;
+  Precision precision = Precision::Exact;
   template <class F>
   void each_tensor(F&& f) {
     f("q", q, Access::In), f("k", k, Access::In), f("v", v, Access::In);

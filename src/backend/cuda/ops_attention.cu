@@ -1,5 +1,6 @@
-// Attention: many tokens, the groups' merging, and which kernels an op takes.
+// Attention: many tokens, the groups' merging, and which kernels an op takes. (A latent cache in precision fast: ops_mla.cu.)
 #include "backend/cuda/attention.h"
+#include "backend/cuda/mla.h"
 
 namespace moeflux::backend::cuda {
 namespace {
@@ -96,6 +97,7 @@ void merge_groups(CudaStream& s, const AttentionArgs& a) {
 
 void CudaBackend::execute(Stream& stream, const Attention& op) {
   CudaStream& s = use(stream);
+  if (run_latent_attention(s, op)) return;
   AttentionArgs a{};
   a.q = op.q.f32(), a.k = static_cast<const std::byte*>(op.k.data), a.v = static_cast<const std::byte*>(op.v.data);
   a.sinks = op.sinks.f32(), a.y = op.y.f32();

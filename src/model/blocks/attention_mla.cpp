@@ -50,7 +50,7 @@ TensorView attention_mla(Context& c, const MlaSpec& spec, const MlaWeights& w, c
   // Files have the key matrices in either orientation; the rotated part of the query goes along.
   const bool inputs_first = w.embed_q.empty();
   c.run(backend::HeadMatMul{s.q, inputs_first ? w.k_b : w.embed_q, s.absorbed, inputs_first});
-  c.run(backend::Attention{s.absorbed, state.k, state.v, {}, s.latent, pos0, 0, spec.scale});
+  c.run(backend::Attention{s.absorbed, state.k, state.v, {}, s.latent, pos0, 0, spec.scale, c.precision});
   c.run(backend::HeadMatMul{s.latent, w.v_b, s.heads, false});
   c.matmul(view_f32(s.heads.f32(), {n, spec.out_dim()}), w.o, s.y, c.precision);
   return s.y;

@@ -1,0 +1,267 @@
+// Instructions of compute capability 9.0 by name: products of a warpgroup (four warps) from shared memory, barriers that count arrivals,
+// memory of the neighbour in a cluster. Only for CUDA sources that are compiled for sm_90a as well (see CMakeLists.txt).
+//
+// Products read shared memory past the generic path: whoever wrote it calls fence_async() before saying so. Tiles are rows of 128 bytes
+// (64 values of 16 bits) in blocks of eight rows, 1024 bytes, aligned to that; the 16-byte unit u of row r is stored at place u ^ (r % 8).
+#pragma once
+
+#include <cstdint>
+
+namespace moeflux::backend::cuda {
+
+// 2^x but for some 2^-22 of it; 0 for -inf.
+__device__ inline float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace moeflux::backend::cuda
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MOEFLUX_WARPGROUPS 1
+
+namespace moeflux::backend::cuda {
+
+__device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Two values as f16, the first in the low half; what is too large becomes the largest f16.
+__device__ inline std::uint32_t to_halves(float low, float high) {
+  std::uint32_t out;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+
+__device__ inline float2 from_halves(std::uint32_t two) {
+  float2 out;
+  asm("{\n.reg .f16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}" : "=f"(out.x), "=f"(out.y) : "r"(two));
+  return out;
+}
+
+// What follows from x is computed here and not before the loop around: for kernels that have no registers for that.
+__device__ inline std::uint64_t computed_here(std::uint64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+__device__ inline int computed_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// ---- tiles
+
+// Offset of unit `unit` (16 bytes) of a row in a tile of 128-byte rows.
+__device__ inline std::uint32_t swizzled(int row, int unit) { return static_cast<std::uint32_t>(row * 128 + ((unit ^ (row & 7)) << 4)); }
+
+// Where an operand lies. Rows are its outer dimension (heads or keys with the summed dimension inside a row): eight rows are `block`
+// bytes from the next eight, `panel` is not used. Rows are the summed dimension: eight of them are `block` bytes from the next eight, 64
+// values of the outer dimension `panel` bytes from the next 64. Adding bytes / 16 moves it.
+__device__ inline std::uint64_t operand(std::uint32_t address, int panel, int block) {
+  return static_cast<std::uint64_t>((address & 0x3ffffu) >> 4) | static_cast<std::uint64_t>(panel >> 4) << 16 |
+         static_cast<std::uint64_t>(block >> 4) << 32 | std::uint64_t{1} << 62;
+}
+
+// Before the first product of a batch: registers that were written are seen by it. Then products, commit, and wait until at most
+// `Left` batches are not done.
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Left>
+__device__ inline void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
+// The compiler must not move uses of accumulators over a wait.
+template <int N>
+__device__ inline void pin(float (&c)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// c (64 x 32) = or += a (64 x 16) b (16 x 32), both with the summed dimension inside rows. f16 in, f32 sums. Thread t of the warpgroup has
+// c[4 i + 2 j + e] = C[t / 32 * 16 + t % 32 / 4 + 8 j][8 i + t % 4 * 2 + e].
+__device__ inline void product_64x32(float (&c)[16], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, %16, %17, p, 1, 1, 0, 0;\n"
+      "}\n"
+      :
+        "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// c (64 x 256) += a (64 x 16) b (16 x 256): the rows of b are the summed dimension.
+__device__ inline void product_64x256(float (&c)[128], std::uint64_t a, std::uint64_t b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, p, 1, 1, 0, 1;\n"
+      "}\n"
+      :
+        "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
+        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
+        "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
+        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
+        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
+        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),
+        "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]), "+f"(c[71]),
+        "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]), "+f"(c[78]), "+f"(c[79]),
+        "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83]), "+f"(c[84]), "+f"(c[85]), "+f"(c[86]), "+f"(c[87]),
+        "+f"(c[88]), "+f"(c[89]), "+f"(c[90]), "+f"(c[91]), "+f"(c[92]), "+f"(c[93]), "+f"(c[94]), "+f"(c[95]),
+        "+f"(c[96]), "+f"(c[97]), "+f"(c[98]), "+f"(c[99]), "+f"(c[100]), "+f"(c[101]), "+f"(c[102]), "+f"(c[103]),
+        "+f"(c[104]), "+f"(c[105]), "+f"(c[106]), "+f"(c[107]), "+f"(c[108]), "+f"(c[109]), "+f"(c[110]), "+f"(c[111]),
+        "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]), "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]),
+        "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
+      : "l"(a), "l"(b));
+}
+
+// The same with a from registers, two f16 each: thread t of the warpgroup has A[t / 32 * 16 + t % 32 / 4 + 8 (i % 2)][t % 4 * 2 + 8 (i / 2)]
+// and the one behind it in a[i]. The registers must not change before the wait.
+__device__ inline void product_64x256(float (&c)[128], const std::uint32_t (&a)[4], std::uint64_t b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, 1, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, {%128, %129, %130, %131}, %132, p, 1, 1, 1;\n"
+      "}\n"
+      :
+        "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
+        "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
+        "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
+        "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
+        "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
+        "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
+        "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
+        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),
+        "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]), "+f"(c[71]),
+        "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]), "+f"(c[78]), "+f"(c[79]),
+        "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83]), "+f"(c[84]), "+f"(c[85]), "+f"(c[86]), "+f"(c[87]),
+        "+f"(c[88]), "+f"(c[89]), "+f"(c[90]), "+f"(c[91]), "+f"(c[92]), "+f"(c[93]), "+f"(c[94]), "+f"(c[95]),
+        "+f"(c[96]), "+f"(c[97]), "+f"(c[98]), "+f"(c[99]), "+f"(c[100]), "+f"(c[101]), "+f"(c[102]), "+f"(c[103]),
+        "+f"(c[104]), "+f"(c[105]), "+f"(c[106]), "+f"(c[107]), "+f"(c[108]), "+f"(c[109]), "+f"(c[110]), "+f"(c[111]),
+        "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]), "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]),
+        "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// Starts bringing bytes (16 at a time, so aligned) of global memory to the second-level cache.
+__device__ inline void fetch_to_cache(const void* global, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
+// Of shared memory alone: with global memory it would wait for everything that is under way there (1000 cycles and more).
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Registers of a thread from here on, for a whole warpgroup.
+template <int N>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// ---- barriers: `address` is 8 bytes of shared memory
+
+__device__ inline void barrier_init(std::uint32_t address, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+}
+// Initialized barriers are seen by the cluster once it has met (cluster_meet).
+__device__ inline void barriers_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Says to the barrier at `address` that what this thread did before is done: of this block, or (neighbour()) of another of the cluster.
+// What was done is seen by threads of this block only; nothing stronger is asked for, because that waits for global memory.
+__device__ inline void barrier_arrive(std::uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+}
+__device__ inline void barrier_arrive_there(std::uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+// The same of this block, and that the phase needs `bytes` of copies as well.
+__device__ inline void barrier_arrive_expecting(std::uint32_t address, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+}
+
+// Until all arrivals (and bytes) of the barrier's phase number `phase` (only its last bit counts) are there.
+__device__ inline void barrier_wait(std::uint32_t address, int phase) {
+  std::uint32_t done = 0;
+  while (done == 0)
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(address), "r"(phase & 1)
+        : "memory");
+}
+
+// `threads` threads of the block, which name the barrier `id` (1 to 15).
+__device__ inline void meet(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- clusters
+
+__device__ inline std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// This block's shared address as one of block `rank` of the cluster.
+__device__ inline std::uint32_t neighbour(std::uint32_t address, std::uint32_t rank) {
+  std::uint32_t out;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
+  return out;
+}
+// All threads of the cluster come, and go on when all have come. Orders no memory but barriers_done().
+__device__ inline void cluster_come() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_go() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// Starts copying bytes (16 at a time) of this block's shared memory to another block's, whose barrier counts them. Past the generic path.
+__device__ inline void copy_there(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "r"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+__device__ inline void store_shared(std::uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ inline void store_shared(std::uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ inline void store_shared(std::uint32_t address, std::uint32_t v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
+
+// Starts copying bytes (16 at a time) of shared memory to global memory; the thread waits until all of its copies
+// have read theirs. They are there when the kernel has ended.
+__device__ inline void copy_out(void* global, std::uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(from), "r"(bytes) : "memory");
+}
+__device__ inline void copies_out_wait() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+}  // namespace moeflux::backend::cuda
+
+#endif
