@@ -156,7 +156,7 @@ bench_disk() {
 
 bench_mla() {
   local folder
-  folder=$(model v3 --layers 4) || { failed=1; return; }
+  folder=$(model v3 --layers 4 --dense 1) || { failed=1; return; }
   bench mla_32k "$folder" -p 32768 -n 32 -r 1 --no-probe
 }
 

@@ -120,6 +120,9 @@ int verb_synth(Arguments arguments) {
   app.add_option("--experts", verb.options.n_experts, "Only N experts per layer; 0: all")
       ->check(at_least(0))
       ->type_name("N");
+  app.add_option("--dense", verb.options.n_dense, "Only N layers without experts at the start, where the shape has such")
+      ->check(at_least(0))
+      ->type_name("N");
   app.add_option("--seed", verb.options.seed, "The same seed gives the same bytes")->capture_default_str();
   app.add_option("--skew", verb.options.skew,
                  "Popularity of experts: 0: uniform; at 2 neighbouring tokens share about 20 % of theirs")

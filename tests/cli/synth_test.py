@@ -53,6 +53,18 @@ class Synth(CliTest):
             self.assertTrue(low < rms < high, f"{name}: {rms}")
             self.assertTrue(max(map(abs, values)) < 20 * rms, name)
 
+    def test_dense_layers(self):
+        model = self.dir / "m"
+        made = self.expect_ok("synth", "--shape", "v3", "--layers", 3, "--dense", 1, "--headers-only", "--out", model, "--json")
+        self.assertEqual(made.json["n_layers"], 3)
+        config = json.loads((model / "config.json").read_text())
+        self.assertEqual(config["first_k_dense_replace"], 1)
+        info = self.expect_ok("inspect", model, "--json").json
+        self.assertEqual((info["missing"], info["n_experts"]), ([], 256))
+        self.expect_error(["synth", "--shape", "v3", "--dense", 4, "--out", self.dir / "n"], "--dense 4", "has 3")
+        self.expect_error(tiny(self.dir / "n", "--dense", 1), "--dense 1", "has 0")
+        self.assertEqual(self.leftovers(), ["m"])
+
     def test_seed(self):
         for name, seed in (("a", 7), ("b", 7), ("c", 8)):
             self.expect_ok(*tiny(self.dir / name, "--layers", 4, "--seed", seed))

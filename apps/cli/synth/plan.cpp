@@ -38,7 +38,9 @@ class Builder {
     const std::int64_t layers = catalog_.symbol(config_, "L"), experts = catalog_.symbol(config_, "E");
     plan_.n_layers = options_.n_layers > 0 ? options_.n_layers : layers;
     plan_.n_experts = options_.n_experts > 0 ? options_.n_experts : experts;
-    const std::int64_t n_dense = config_.value("first_k_dense_replace", std::int64_t{0});
+    std::int64_t n_dense = config_.value("first_k_dense_replace", std::int64_t{0});
+    if (options_.n_dense > n_dense) fail(ErrorCode::InvalidArgument, "--dense {}: {} has {}", options_.n_dense, shape_.name, n_dense);
+    if (options_.n_dense >= 0 && n_dense > 0) config_["first_k_dense_replace"] = n_dense = options_.n_dense;
     if (plan_.n_layers > layers || plan_.n_layers <= n_dense)
       fail(ErrorCode::InvalidArgument, "--layers {}: {} has {} layers, and at least {} are needed",
            plan_.n_layers, shape_.name, layers, n_dense + 1);

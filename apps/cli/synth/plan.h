@@ -25,6 +25,7 @@ namespace moeflux::cli::synth {
 struct SynthOptions {
   std::int64_t n_layers = 0;   // 0: all
   std::int64_t n_experts = 0;  // 0: all
+  std::int64_t n_dense = -1;   // layers without experts at the start; -1: as the shape has it
   std::uint64_t seed = 0;
   double skew = 0;
 };
