@@ -59,6 +59,14 @@ __device__ inline float4 load4(const std::byte* base, std::int64_t at, bool f16,
   return out;
 }
 
+// v[i * 8 + j] += x[i] * y[j].
+__device__ inline void add_products(const float (&x)[8], const float (&y)[8], float (&v)[64]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[i * 8 + j] = math::fma(y[j], x[i], v[i * 8 + j]);
+}
+
 // Rows: query rows of a block. Dims: room for values (vd <= Dims).
 template <int Rows, int Dims>
 struct Shape {
@@ -146,6 +154,13 @@ struct Block {
       for (int d = 0; d < 4; ++d) acc[i][d] = 0.0f;
   }
 
+  // Lanes' products of eight keys, k0 behind `first` of the tile, and eight query rows, added up.
+  __device__ void put_scores(float (&v)[64], int lane, int first, int k0, int q0) {
+    tree_scatter(v, lane);
+    const int at = scattered_at(lane), key = first + k0 + at / 8;
+    *reinterpret_cast<float4*>(&scores[key * S::kScoreStride + q0 + at % 8]) = float4{v[0], v[1], v[2], v[3]};
+  }
+
   // Scores of keys [first, first + kKeys), unscaled, to scores[key][row].
   __device__ void dot_keys(int base, int first, int key_end) {
     const int lane = threadIdx.x & 15, part = threadIdx.x / 16;
@@ -167,15 +182,10 @@ struct Block {
         float x[8], y[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] = stage[(k0 + i) * S::kKeyStride + d + lane], y[i] = q[(q0 + i) * stride + d0 + d + lane];
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-#pragma unroll
-          for (int j = 0; j < 8; ++j) v[i * 8 + j] = math::fma(y[j], x[i], v[i * 8 + j]);
+        add_products(x, y, v);
       }
     }
-    tree_scatter(v, lane);
-    const int at = scattered_at(lane), key = first - base + k0 + at / 8;
-    *reinterpret_cast<float4*>(&scores[key * S::kScoreStride + q0 + at % 8]) = float4{v[0], v[1], v[2], v[3]};
+    put_scores(v, lane, first - base, k0, q0);
   }
 
   // dot_keys() of a tile whose keys are in shared memory as they are.
@@ -189,14 +199,9 @@ struct Block {
       float x[8], y[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] = keys[(k0 + i) * key_stride + d + lane], y[i] = q[(q0 + i) * stride + d + lane];
-#pragma unroll
-      for (int i = 0; i < 8; ++i)
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[i * 8 + j] = math::fma(y[j], x[i], v[i * 8 + j]);
+      add_products(x, y, v);
     }
-    tree_scatter(v, lane);
-    const int at = scattered_at(lane);
-    *reinterpret_cast<float4*>(&scores[(k0 + at / 8) * S::kScoreStride + q0 + at % 8]) = float4{v[0], v[1], v[2], v[3]};
+    put_scores(v, lane, 0, k0, q0);
   }
 
   // ---- where rows are 16 bytes wide and need no conversion, they are copied to one stage while the other is computed with
@@ -249,15 +254,10 @@ struct Block {
         float x[8], y[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) x[i] = keys[(k0 + i) * S::kKeyStride + d + lane], y[i] = q[(q0 + i) * stride + d0 + d + lane];
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-#pragma unroll
-          for (int j = 0; j < 8; ++j) v[i * 8 + j] = math::fma(y[j], x[i], v[i * 8 + j]);
+        add_products(x, y, v);
       }
       if (step % n_chunks + 1 < n_chunks) continue;
-      tree_scatter(v, lane);
-      const int at = scattered_at(lane), key = step / n_chunks * S::kKeys + k0 + at / 8;
-      *reinterpret_cast<float4*>(&scores[key * S::kScoreStride + q0 + at % 8]) = float4{v[0], v[1], v[2], v[3]};
+      put_scores(v, lane, step / n_chunks * S::kKeys, k0, q0);
 #pragma unroll
       for (int i = 0; i < 64; ++i) v[i] = 0.0f;
     }

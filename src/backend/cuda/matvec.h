@@ -81,6 +81,13 @@ __device__ inline void quantize8(const float (&x)[8], int lanes, int (&code)[8],
   for (int step = lanes / 2; step >= 1; step /= 2) sum += __shfl_xor_sync(kAll, sum, step);
 }
 
+// Codes of columns [i, i + 8) of `cols`, even and odd ones in planes.
+__device__ inline void put_planes(const QuantizedX& q, int cols, int i, const int (&code)[8]) {
+  auto* words = reinterpret_cast<unsigned*>(q.x8);
+  words[i / 8] = pack4(code[0], code[2], code[4], code[6]);
+  words[cols / 8 + i / 8] = pack4(code[1], code[3], code[5], code[7]);
+}
+
 // load(i, out) gives values i .. i + 7. Matvecs keep two planes, so that 16 bytes of codes meet 16 bytes of each without
 // bank conflicts: even and odd codes (what masking a word leaves), or the halves of every eight. Paired: the even and the
 // odd ones of every eight side by side.
@@ -107,8 +114,7 @@ __device__ inline void quantize_block(const Load& load, int cols, int group, Ord
       words[i / 4] = pack4(c[0], c[2], c[4], c[6]);
       words[i / 4 + 1] = pack4(c[1], c[3], c[5], c[7]);
     } else if (order == Order::EvenOddPlanes) {
-      words[i / 8] = pack4(c[0], c[2], c[4], c[6]);
-      words[cols / 8 + i / 8] = pack4(c[1], c[3], c[5], c[7]);
+      put_planes(q, cols, i, c);
     } else if (order == Order::HalfPlanes) {
       words[i / 8] = pack4(c[0], c[1], c[2], c[3]);
       words[cols / 8 + i / 8] = pack4(c[4], c[5], c[6], c[7]);

@@ -65,9 +65,7 @@ __global__ void gate_known_kernel(SigmoidGateAt f, int width, int n, std::byte* 
   quantize8(v, kKnownGroup / 8, code, d, sum);
   if (i >= n) return;
   const QuantizedX q = quantized_at(known, n, kKnownGroup);
-  auto* words = reinterpret_cast<unsigned*>(q.x8);
-  words[i / 8] = pack4(code[0], code[2], code[4], code[6]);
-  words[n / 8 + i / 8] = pack4(code[1], code[3], code[5], code[7]);
+  put_planes(q, n, i, code);
   if (i % kKnownGroup == 0) q.d[i / kKnownGroup] = d, q.sx[i / kKnownGroup] = static_cast<float>(sum);
 }
 

@@ -50,9 +50,7 @@ __device__ inline void put_known_head(const float* x, int n, int at, int cols, i
     for (int k = 0; k < 8; ++k) v[k] = i < n ? x[i + k] : 0.0f;
     quantize8(v, kKnownGroup / 8, code, d, sum);
     if (i >= n) continue;
-    auto* words = reinterpret_cast<unsigned*>(q.x8);
-    words[(at + i) / 8] = pack4(code[0], code[2], code[4], code[6]);
-    words[cols / 8 + (at + i) / 8] = pack4(code[1], code[3], code[5], code[7]);
+    put_planes(q, cols, at + i, code);
     if (i % kKnownGroup == 0) q.d[(at + i) / kKnownGroup] = d, q.sx[(at + i) / kKnownGroup] = static_cast<float>(sum);
   }
 }
