@@ -111,7 +111,9 @@ double half(float x) { return static_cast<double>(f16_to_f32(f32_to_f16(x))); }
 // the sum of magnitudes, 2 U more where the reference's factors are not rounded. Weight: what its score is off by (all logarithms are below
 // 1: a factor of 1.5 holds), U of its rounding, exp and rescalings (10 of up to 2^-20 with their arguments' rounding), and 2^-37 of
 // the largest, below which nothing is left of one. The divisor is the sum of the same weights, so an error e_j of weight p_j counts as
-// p_j e_j |v_j - y|. Sums: 32 steps of 17 cuts a split, 64 roundings to merge; a value's U where it is not rounded in the reference.
+// p_j e_j |v_j - y|. Sums: 32 steps of 17 cuts a split, 64 roundings to merge; a value's U where it is not rounded in the reference. The
+// result of a split's own keys is rounded to f16 before it counts: U of it (or half of the least f16, 2^-25) times the split's weight.
+constexpr std::size_t kSplit = 512;
 struct Row {
   std::vector<double> y, bound;
 };
@@ -136,8 +138,13 @@ Row expected_row(const Data& d, std::int64_t t, std::int64_t h, bool rounded) {
   }
   for (double& x : p) x = std::exp(x - top), sum += x;
   Row row{std::vector<double>(kValues, 0.0), std::vector<double>(kValues, 0.0)};
-  for (std::size_t j = 0; j < p.size(); ++j)
-    for (std::size_t i = 0; i < row.y.size(); ++i) row.y[i] += p[j] / sum * kv[j * qv.size() + i];
+  for (std::size_t first = 0; first < p.size(); first += kSplit)
+    for (std::size_t i = 0; i < row.y.size(); ++i) {
+      double part = 0.0;
+      for (std::size_t j = first; j < std::min(p.size(), first + kSplit); ++j) part += p[j] / sum * kv[j * qv.size() + i];
+      row.y[i] += part, row.bound[i] += std::fabs(part) * kU;
+    }
+  for (double& b : row.bound) b += 0x1p-25;
   for (std::size_t j = 0; j < p.size(); ++j)
     for (std::size_t i = 0; i < row.y.size(); ++i) {
       const double v = kv[j * qv.size() + i], w = p[j] / sum;
@@ -203,6 +210,17 @@ TEST(CudaLatentAttention, LargeValues) {
   for (std::size_t i = 0; i < k.size(); ++i) k[i] = d.k[i] * 1e6f;
   device()->copier().to_device(d.k_memory.data(), reinterpret_cast<const std::byte*>(k.data()), k.size() * 4);
   for (const float y : d.run(1)) ASSERT_LE(std::fabs(y), 65504.5f);
+}
+
+// All scores below what 2^x can be: only their differences count, and splits that are not there do not.
+TEST(CudaLatentAttention, LowScores) {
+  MOEFLUX_NEEDS_DEVICE();
+  Data d({.n_tokens = 1, .n_keys = 700, .n_heads = 64, .scale = 1.5f});
+  for (float& x : d.q) x = std::fabs(x);
+  for (float& x : d.k) x = -std::fabs(x);
+  device()->copier().to_device(d.q_memory.data(), reinterpret_cast<const std::byte*>(d.q.data()), d.q.size() * 4);
+  device()->copier().to_device(d.k_memory.data(), reinterpret_cast<const std::byte*>(d.k.data()), d.k.size() * 4);
+  expect_close(d, d.run(1));
 }
 
 TEST(CudaLatentAttention, EveryChunkingTheSameBytes) {
