@@ -8,6 +8,7 @@
 #   determinism  the demo model's logits: device memory for all, half, a quarter and one token's experts, main memory for the rest or a part,
 #                whole and in chunks, twice; all must be the CPU's
 #   sanitize     compute-sanitizer (where it is installed) over op tests and decodes, whole and in tiers
+#   bench_ops    matvecs and latent attention alone, where BIN has device_bench (cmake -DMOEFLUX_BENCH=ON)
 #   bench_all    the 35b-a3b shape, everything in device memory
 #   bench_tiers  the same with a quarter of the experts on the device and the rest in main memory; routing replayed with -t
 #   bench_disk   the same with main memory for a tenth of the experts
@@ -125,6 +126,11 @@ bench() {
   fi
 }
 
+bench_ops() {
+  [[ -x $bin/device_bench ]] || { echo 'device_bench was not built: skipped'; return; }
+  run "$bin/device_bench"
+}
+
 bench_all() {
   local folder
   folder=$(model 35b-a3b) || { failed=1; return; }
@@ -160,7 +166,7 @@ bench_mla() {
   bench mla_32k "$folder" -p 32768 -n 32 -r 1 --no-probe
 }
 
-all=(tests determinism sanitize bench_all bench_tiers bench_disk bench_mla)
+all=(tests determinism sanitize bench_ops bench_all bench_tiers bench_disk bench_mla)
 (($# > 0)) || set -- "${all[@]}"
 mkdir -p "$scratch"
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader

@@ -50,7 +50,7 @@ class UnitRunner {
   virtual void reserve(Stream& stream, const RoutedFfn& op) = 0;  // memory that a recording of the op will need
 
   virtual std::size_t n_units(Stream& stream) const = 0;  // of the step that was begun
-  // Unit `first`, or an odd one and the one behind it, `last`.
+  // The first unit (0, 0), or an odd one and the one behind it, `last`.
   virtual void launch(Stream& stream, std::size_t first, std::size_t last) = 0;
   // All units of the step, in their order; false: this runner launches them one by one.
   virtual bool launch_all(Stream&) { return false; }

@@ -2,7 +2,7 @@
 //
 // Unit 2j ends with check j, unit 2j + 1 is the experts of check j, the last unit ends the step. Begun units are launched; complete
 // ones have posted a choice that had slots; on a miss everything begun behind it is discarded: it does nothing, and is launched
-// again when the missing experts have been seen to.
+// again when the missing experts have been brought.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ class UnitRing {
   class Device {
    public:
     virtual ~Device() = default;
-    virtual void launch(std::size_t first, std::size_t last) = 0;  // one unit, or experts and the unit behind them
+    virtual void launch(std::size_t first, std::size_t last) = 0;  // the first unit, or experts and the unit behind them
     virtual backend::UnitPost wait(std::size_t check) = 0;
     virtual void resume() = 0;
   };
-  // Told in the order of checks. passed: all had slots. missed: computes the layer's experts (unit 2j + 1) itself, behind resume().
+  // Told in the order of checks. passed: all had slots. missed: gives them slots, in the order of the stream behind resume().
   // Either may throw: what is begun and not complete is then left to run out.
   class Host {
    public:
@@ -46,7 +46,6 @@ class UnitRing {
   std::size_t n_checks_, window_, window_after_miss_;
   std::size_t begun_ = 0;     // checks whose unit is launched; n_checks_ + 1: the last unit too
   std::size_t complete_ = 0;  // checks that are through
-  std::size_t computed_ = SIZE_MAX;  // the check whose experts the host has computed
   std::size_t n_discarded_ = 0;
 };
 

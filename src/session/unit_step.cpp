@@ -68,9 +68,27 @@ UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, ba
 
 // The table as the store has it now. The stream is at rest, or does nothing since a miss.
 void UnitStep::upload_table() {
+  if (!read_table()) return;
+  units_.upload(stream_, table_.data(), table_host_.data(), table_.bytes());
+}
+
+// False: nothing has changed.
+bool UnitStep::read_table() {
   const std::uint64_t version = experts_.read_slots(table_version_, {table_host_.as<std::int32_t>(), table_host_.bytes() / 4}, static_cast<std::size_t>(plan_.row));
-  if (version == table_version_) return;
-  table_version_ = version;
+  return std::exchange(table_version_, version) != version;
+}
+
+// And the slots of a lease, which the store's table does not have where experts only pass through. They are good as long as it lives: the
+// table is read anew before the layer comes again.
+void UnitStep::upload_table_with(const model::MoeSite& site, store::ExpertLease& lease) {
+  table_version_ = 0;
+  read_table();
+  table_version_ = 0;
+  const store::SlotExperts slots = experts_.slot_layer(site.layer);
+  const std::span<const ExpertIdx> wanted(context_->moe.wanted);
+  std::int32_t* const row = table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row;
+  for (std::size_t i = 0; i < lease.size(); ++i)
+    row[raw(wanted[i])] = static_cast<std::int32_t>((lease.wait(i).gate.data - slots.first.gate.data) / static_cast<std::ptrdiff_t>(slots.stride));
   units_.upload(stream_, table_.data(), table_host_.data(), table_.bytes());
 }
 
@@ -206,8 +224,8 @@ void UnitStep::missed(std::size_t check, const backend::UnitPost& post) {
     ids_.assign(post.ids.begin(), post.ids.end());
     routing_->routed(site.layer, site.spec->n_experts, site.spec->top_k, ids_);
   }
-  held_ = model::run_missed(*context_, site, post.ids);
-  upload_table();
+  held_ = model::bring_experts(*context_, site, post.ids);
+  upload_table_with(site, held_);
 }
 
 }  // namespace moeflux::session

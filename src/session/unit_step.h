@@ -41,6 +41,8 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void replay();
   void replay_whole();
   void upload_table();
+  bool read_table();
+  void upload_table_with(const model::MoeSite& site, store::ExpertLease& lease);
   void upload_forced();
 
   void launch(std::size_t first, std::size_t last) override;
@@ -57,7 +59,7 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   bool foretold_ = false;
   model::UnitPlan plan_;
   Buffer table_, table_host_, forced_, forced_host_;
-  std::uint64_t table_version_ = 0;
+  std::uint64_t table_version_ = 0;  // 0: to be read in any case
   std::vector<ExpertIdx> chosen_;
   std::vector<std::int32_t> ids_;
   store::ExpertLease held_;            // of the last miss, until the stream has passed it

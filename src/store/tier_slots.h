@@ -21,6 +21,7 @@ struct DeviceSlot {
   std::uint32_t pins = 0;
   std::int32_t host = -1;     // the slot in main memory it is being copied from or to
   std::int32_t staging = -1;  // the staging slot it is being loaded through
+  std::int32_t home = -1;     // the slot in main memory where its bytes go on to when they are here: it only passes through
   std::uint64_t loaded_at = 0;
   SlotReads::Failure failure = {};
 

@@ -52,7 +52,7 @@ std::string TieredStore::find_fault() const {
     if (h.kept != policy_.contains(h.key, kHostTier)) return fmt::format("host slot {}: the policy does not agree", i);
     if (h.state == HostSlot::State::Arriving) {
       const std::int32_t from = device_of_[index(h.key)];
-      if (from < 0 || !device_[static_cast<std::size_t>(from)].leaving) return fmt::format("host slot {} waits for nothing", i);
+      if (from < 0 || (!device_[static_cast<std::size_t>(from)].leaving && device_[static_cast<std::size_t>(from)].home != static_cast<std::int32_t>(i))) return fmt::format("host slot {} waits for nothing", i);
     }
     n_host += h.kept ? 1 : 0;
   }

@@ -131,17 +131,8 @@ void TieredStore::evict(ExpertKey victim) {
     policy_.erase(victim);
     return release(slot);
   }
-  HostSlot& h = host_[host];
-  h.state = HostState::Arriving;
-  h.kept = true;
-  h.key = victim;
-  host_of_[index(victim)] = static_cast<std::int32_t>(host);
-  policy_.insert(victim, kHostTier);
-  s.leaving = true;
-  s.host = static_cast<std::int32_t>(host);
-  const CopyPart part{host_memory(host), device_memory(slot), record_bytes(victim)};
-  stats_.bytes_to_host += part.bytes;
-  if (!copier_->start(CopyDirection::ToHost, slot, {&part, 1})) left(slot, false);
+  settle_in_host(victim, host);
+  leave(slot, host);
 }
 
 void TieredStore::copy_done(const CopyCompletion& c) {
@@ -173,14 +164,25 @@ void TieredStore::arrived(std::uint32_t slot, bool ok) {
     s.staging = -1;
     free_staging(staging);
   }
+  const std::int32_t home = std::exchange(s.home, -1);
   if (ok) {
     s.state = DeviceState::Ready;
     update_table(s.key);
+    if (home >= 0) return leave(slot, static_cast<std::uint32_t>(home));
   } else {
     s.copy_failed = true;
     not_loaded(slot);
+    if (home >= 0) homeless(static_cast<std::uint32_t>(home));
   }
   release(slot);
+}
+
+// The bytes did not come: the expert is on disk alone.
+void TieredStore::homeless(std::uint32_t host) {
+  HostSlot& h = host_[host];
+  h.kept = false;
+  policy_.erase(h.key);
+  free_host(host, false);
 }
 
 // A copy to main memory has ended. Where it failed the expert is on disk alone.
@@ -192,11 +194,7 @@ void TieredStore::left(std::uint32_t slot, bool ok) {
   HostSlot& h = host_[host];
   h.state = HostState::Ready;
   h.has_bytes = ok;
-  if (!ok) {
-    h.kept = false;
-    policy_.erase(h.key);
-    free_host(host, false);
-  }
+  if (!ok) homeless(host);
   update_table(s.key);
   release(slot);
 }
@@ -249,23 +247,34 @@ std::span<const CopyPart> TieredStore::record_parts(ExpertKey key, std::uint32_t
 }
 
 // What only passes through the device has a home in main memory when there is room for it or it is worth more than something
-// there.
-bool TieredStore::keep_in_host(std::uint32_t slot, std::uint32_t staging) {
+// there. Its bytes go there from the device: somebody waits for it, and copying it here would take a third of the time of its read.
+void TieredStore::find_home(std::uint32_t slot) {
   const ExpertKey key = device_[slot].key;
   std::uint32_t host = 0;
-  if (!take_host_slot(key, host)) return false;
-  for (const CopyPart& p : record_parts(key, staging, host_memory(host))) std::memcpy(p.to, p.from, p.bytes);
+  if (take_host_slot(key, host)) {
+    settle_in_host(key, host);
+    device_[slot].home = static_cast<std::int32_t>(host);
+  }
+}
+
+// The expert lives in this slot of main memory from now on; its bytes are on their way.
+void TieredStore::settle_in_host(ExpertKey key, std::uint32_t host) {
   HostSlot& h = host_[host];
-  h.state = HostState::Ready;
-  h.kept = h.has_bytes = true;
+  h.state = HostState::Arriving;
+  h.kept = true;
   h.key = key;
   host_of_[index(key)] = static_cast<std::int32_t>(host);
   policy_.insert(key, kHostTier);
-  update_table(key);
-  device_[slot].staging = -1;
-  load_from_host(slot, host);
-  free_staging(staging);
-  return true;
+}
+
+// The expert's bytes go from the device to where it lives in main memory.
+void TieredStore::leave(std::uint32_t slot, std::uint32_t host) {
+  DeviceSlot& s = device_[slot];
+  s.leaving = true;
+  s.host = static_cast<std::int32_t>(host);
+  const CopyPart part{host_memory(host), device_memory(slot), record_bytes(s.key)};
+  stats_.bytes_to_host += part.bytes;
+  if (!copier_->start(CopyDirection::ToHost, slot, {&part, 1})) left(slot, false);
 }
 
 // Where main memory has more slots than there are experts elsewhere, one that goes to live on the device leaves its bytes in a free
@@ -287,8 +296,7 @@ void TieredStore::read_done(std::uint32_t staging, bool good) {
   const auto slot = static_cast<std::uint32_t>(staging_[staging]);
   DeviceSlot& s = device_[slot];
   if (good) {
-    if (!s.kept && keep_in_host(slot, staging)) return;
-    if (s.kept) leave_bytes_in_host(slot, staging);
+    s.kept ? leave_bytes_in_host(slot, staging) : find_home(slot);
     const auto parts = record_parts(s.key, staging, device_memory(slot));
     for (const CopyPart& p : parts) stats_.bytes_to_device += p.bytes;
     if (!copier_->start(CopyDirection::ToDevice, slot, parts)) arrived(slot, false);

@@ -188,6 +188,16 @@ void TieredStore::drain() {
   reads_.drain();
 }
 
+// Asks again and again, as the copier does: the device stands still meanwhile, and waking up a thread takes a tenth of a read's time.
+std::size_t TieredStore::wait_for_reads(SlotReads::Completions& reads) noexcept {
+  const auto end = std::chrono::steady_clock::now() + kReadPatience;
+  for (;;) {
+    if (const std::size_t n = reads_.wait(reads, std::chrono::nanoseconds(0)); n > 0) return n;
+    if (std::chrono::steady_clock::now() >= end) return 0;
+    std::this_thread::yield();
+  }
+}
+
 void TieredStore::wait_for_completion(std::unique_lock<std::mutex>& lock) {
   CopyCompletion copies[kCopyBatch];
   SlotReads::Completions reads;
@@ -197,7 +207,7 @@ void TieredStore::wait_for_completion(std::unique_lock<std::mutex>& lock) {
   if (copying)
     n_copies = copier_->wait(copies, kCopyPatience);
   else
-    n_reads = reads_.wait(reads, kReadPatience);
+    n_reads = wait_for_reads(reads);
   if (n_copies + n_reads == 0) std::this_thread::yield();  // another thread may hold what we wait for
   lock.lock();
   for (std::size_t i = 0; i < n_copies; ++i) copy_done(copies[i]);

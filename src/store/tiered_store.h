@@ -120,7 +120,10 @@ class TieredStore final : public ExpertStore {
   void evict(ExpertKey victim);
   bool take_host_slot(ExpertKey key, std::uint32_t& host);
   void read_done(std::uint32_t staging, bool good);
-  bool keep_in_host(std::uint32_t slot, std::uint32_t staging);
+  void find_home(std::uint32_t slot);
+  void settle_in_host(ExpertKey key, std::uint32_t host);
+  void leave(std::uint32_t slot, std::uint32_t host);
+  void homeless(std::uint32_t host);
   void leave_bytes_in_host(std::uint32_t slot, std::uint32_t staging);
   void copy_done(const CopyCompletion& c);
   void arrived(std::uint32_t slot, bool ok);
@@ -132,6 +135,7 @@ class TieredStore final : public ExpertStore {
   std::span<const CopyPart> record_parts(ExpertKey key, std::uint32_t staging, std::byte* to);
   void drain();
   // Takes completions, waiting up to some time for one, with the lock released meanwhile.
+  std::size_t wait_for_reads(SlotReads::Completions& reads) noexcept;
   void wait_for_completion(std::unique_lock<std::mutex>& lock);
 
   const ExpertCatalog catalog_;

@@ -43,10 +43,15 @@ struct Tiers {
     copier = c.get();
     store = std::make_unique<TieredStore>(m.binding.experts, m.names(), o, device, pinned, std::move(c));
   }
+  // All copies that are under way end, and the store hears of it.
+  void finish_copies() {
+    while (copier->n_pending() > 0) copier->complete(0);
+    store->poll();
+  }
   // Nothing is under way once nobody holds a lease.
   void expect_quiet() {
     for (int i = 0; i < 5000 && store->busy_slots() > 0; ++i) {
-      while (copier->n_pending() > 0) copier->complete(0);
+      finish_copies();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     EXPECT_EQ(store->busy_slots(), 0u);
@@ -321,6 +326,7 @@ TEST(TieredMoves, ComingBackSoonCostsNothing) {
     for (int i = 0; i < times; ++i) {
       t.store->visit(LayerIdx{0}, {&expert, 1}, {}, 1);
       t.store->acquire(LayerIdx{0}, {&expert, 1}).wait(0);
+      t.finish_copies();
     }
   };
   use(0, 3);
@@ -354,6 +360,7 @@ TEST(TieredTable, StaysWhileItIsUsed) {
       t.store->visit(LayerIdx{0}, {&expert, 1}, {}, 1);
       (at_rest ? t.store->acquire_at_rest(LayerIdx{0}, {&expert, 1}) : t.store->acquire(LayerIdx{0}, {&expert, 1})).wait(0);
       ASSERT_EQ(t.store->find_fault(), "");
+      t.finish_copies();
     }
   };
   use(0, 2, false);

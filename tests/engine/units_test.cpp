@@ -23,7 +23,7 @@ class CountingDevice final : public UnitRing::Device, public UnitRing::Host {
   CountingDevice(std::size_t n_checks, std::set<std::size_t> misses, std::uint32_t seed) : misses_(std::move(misses)), posted_(n_checks, false), random_(seed) {}
 
   void launch(std::size_t first, std::size_t last) override {
-    EXPECT_TRUE(first == last || (first + 1 == last && first % 2 == 1)) << first << " to " << last;
+    EXPECT_TRUE((first == 0 && last == 0) || (first + 1 == last && first % 2 == 1)) << first << " to " << last;
     for (std::size_t unit = first; unit <= last; ++unit) queue_.push_back(static_cast<int>(unit));
     most_ahead = std::max(most_ahead, (last + 1) / 2 - n_told);
     while (!queue_.empty() && random_() % 2 == 0) one();
@@ -42,7 +42,6 @@ class CountingDevice final : public UnitRing::Device, public UnitRing::Host {
     told(check, true);
     while (!queue_.empty()) one();
     EXPECT_FALSE(marked_);
-    computed.push_back(2 * check + 1);
   }
   void finish() {
     while (!queue_.empty()) one();

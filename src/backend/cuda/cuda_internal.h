@@ -114,6 +114,7 @@ class WaitingOp {
   virtual void launch_alone(CudaStream& s) = 0;
   // Both in one launch; false: they do not belong together, and nothing happened.
   virtual bool launch_with(CudaStream&, const RmsNorm&) { return false; }
+  virtual bool launch_with(CudaStream&, const ChoiceCheck&) { return false; }
 };
 
 class CudaStream final : public Stream {

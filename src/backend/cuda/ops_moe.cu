@@ -11,10 +11,11 @@ namespace moeflux::backend::cuda {
 namespace {
 
 template <int N>
-__global__ void __launch_bounds__(N * kWarp) route_block_kernel(RouteArgs a) {
+__global__ void __launch_bounds__(N * kWarp) route_block_kernel(RouteArgs a, ChoiceCheck check) {
   extern __shared__ float memory[];
   begin_kernel();
-  route_block<N>(a, blockIdx.x, memory);
+  const std::int64_t t = blockIdx.x;
+  route_block<N>(a, t, static_cast<int>(threadIdx.x) < a.n_experts ? __ldcg(a.logits.row(t) + threadIdx.x) : minus_inf(), memory, check);
 }
 
 __global__ void route_kernel(RouteArgs a) {
@@ -94,17 +95,35 @@ class WaitingCombine final : public WaitingOp {
   CombineArgs a_;
 };
 
+void launch_route(CudaStream& s, const RouteArgs& a, unsigned n, const ChoiceCheck& check) {
+  const int threads = ceil_div(a.n_experts, kWarp) * kWarp;
+  const auto kernel = a.n_experts <= 8 * kWarp ? route_block_kernel<8> : route_block_kernel<16>;
+  launch_large(s, "Route", kernel, n, threads, route_bytes(a) + 16 * 4, a, check);
+}
+
+class WaitingRoute final : public WaitingOp {
+ public:
+  using WaitingOp::launch_with;
+  explicit WaitingRoute(const RouteArgs& a) : a_(a) {}
+  void launch_alone(CudaStream& s) override { launch_route(s, a_, 1, {}); }
+  bool launch_with(CudaStream& s, const ChoiceCheck& check) override {
+    launch_route(s, a_, 1, check);
+    return true;
+  }
+
+ private:
+  RouteArgs a_;
+};
+
 }  // namespace
 
 void CudaBackend::execute(Stream& stream, const Route& op) {
+  CudaStream& s = use(stream, Known::Stays);
   const RouteArgs a = to_args(op);
   const auto n = static_cast<unsigned>(op.logits.dim(0));
-  if (a.n_groups <= 1 && a.top_k <= kWarp && a.n_experts <= 16 * kWarp) {
-    const int threads = ceil_div(a.n_experts, kWarp) * kWarp;
-    const auto kernel = a.n_experts <= 8 * kWarp ? route_block_kernel<8> : route_block_kernel<16>;
-    return launch_large(use(stream, Known::Stays), "Route", kernel, n, threads, route_bytes(a) + 16 * 4, a);
-  }
-  launch_large(use(stream, Known::Stays), "Route", route_kernel, static_cast<unsigned>(op.logits.dim(0)), kWarp, route_bytes(a), a);
+  if (a.n_groups > 1 || a.top_k > kWarp || a.n_experts > 16 * kWarp) return launch_large(s, "Route", route_kernel, n, kWarp, route_bytes(a), a);
+  if (n > 1 || !s.overlap) return launch_route(s, a, n, {});
+  s.waiting = std::make_unique<WaitingRoute>(a);
 }
 
 void CudaBackend::execute(Stream& stream, const Combine& op) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/units.h"
 
 namespace moeflux::backend::cuda {
 
@@ -69,14 +70,14 @@ __device__ inline void softmax(float* score, int n, int lane) {
   for (int e = lane; e < n; e += kWarp) score[e] = score[e] * inv;
 }
 
-// route_token() without groups by a block with a thread an expert, at most 32 N experts: little code, because it is fetched anew for every
-// token (matvec64.h). The first warp chooses.
+
+// route_token() without groups by a block with a thread an expert and its logit, at most 32 N experts: little code, because it is fetched
+// anew for every token (matvec64.h). The first warp chooses.
 template <int N>
-__device__ inline void route_block(const RouteArgs& a, std::int64_t t, float* memory) {
+__device__ inline void route_block(const RouteArgs& a, std::int64_t t, float v, float* memory, const ChoiceCheck& check) {
   float *score = memory, *shared = memory + a.n_experts;  // shared: a value for each warp, then the rest of route_bytes()
   const int e = threadIdx.x, lane = e % kWarp, n = a.n_experts;
   const bool there = e < n;
-  float v = there ? __ldcg(a.logits.row(t) + e) : minus_inf();
   if (a.score == RouterScore::Softmax) {
     float top = v;
 #pragma unroll
@@ -129,6 +130,7 @@ __device__ inline void route_block(const RouteArgs& a, std::int64_t t, float* me
     if (lane == r) weight = w, id = winner;
   }
   if (lane >= a.top_k) return;
+  if (check.post != nullptr) id = check_choice(check, id, lane);
   const bool chosen_only = a.score == RouterScore::SoftmaxOfChosen;
   if (a.normalize || chosen_only) weight = weight / (chosen_only ? sum : sum + a.norm_eps);
   a.weights.row(t)[lane] = weight * a.scaling;

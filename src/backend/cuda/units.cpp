@@ -20,12 +20,25 @@ constexpr int kSpins = 256;  // looks at a post between two looks at the stream
 
 void UnitState::forget() noexcept {
   for (auto& [key, r] : recordings) {
-    for (cudaGraphExec_t unit : r.units) cudaGraphExecDestroy(unit);
+    if (!r.units.empty()) cudaGraphExecDestroy(r.units[0]);
     for (cudaGraphExec_t pair : r.pairs) cudaGraphExecDestroy(pair);
     if (r.all != nullptr) cudaGraphExecDestroy(r.all);
   }
   recordings.clear();
   current = nullptr;
+}
+
+bool UnitState::take_choice(std::size_t check) const noexcept {
+  UnitPostMemory& post = posts[check];
+  post.missed = 0;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(n_chosen[check]); ++r) {
+    const std::uint64_t entry = __atomic_load_n(&choices[check].chosen[r], __ATOMIC_RELAXED);
+    if (entry >> 32 != static_cast<std::uint64_t>(serial)) return false;
+    const auto low = static_cast<std::uint32_t>(entry);
+    if ((low & ChoicePost::kMissed) != 0) post.missed = 1;
+    post.ids[r] = static_cast<std::int32_t>(low & ~ChoicePost::kMissed);
+  }
+  return true;
 }
 
 void UnitState::drop_bodies() noexcept {
@@ -36,7 +49,9 @@ void UnitState::drop_bodies() noexcept {
 void UnitState::release() noexcept {
   forget();
   if (posts != nullptr) cudaFreeHost(posts);
+  if (choices != nullptr) cudaFreeHost(choices);
   posts = nullptr;
+  choices = nullptr;
 }
 
 CudaStream& CudaUnits::use(Stream& stream) const {
@@ -55,6 +70,9 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
     check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&u.posts), sizeof(UnitPostMemory) * UnitState::kChecks, cudaHostAllocPortable | cudaHostAllocMapped),
                "pinning a stream's posts");
     std::fill_n(reinterpret_cast<std::int32_t*>(u.posts), sizeof(UnitPostMemory) * UnitState::kChecks / 4, 0);
+    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&u.choices), sizeof(ChoicePost) * UnitState::kChecks, cudaHostAllocPortable | cudaHostAllocMapped),
+               "pinning a stream's posts");
+    std::fill_n(reinterpret_cast<std::uint64_t*>(u.choices), sizeof(ChoicePost) * UnitState::kChecks / 8, 0);
   }
   u.serial = u.serial == INT32_MAX ? 1 : u.serial + 1;
   s.step_host[0] = static_cast<std::int32_t>(pos0);
@@ -131,7 +149,11 @@ cudaError_t CudaUnits::close(CudaStream& s) {
   cudaGraph_t body = nullptr;
   cudaGraphExec_t exec = nullptr;
   cudaError_t status = cudaStreamEndCapture(s.handle(), &body);
-  if (status == cudaSuccess) status = u.whole ? cudaGraphInstantiate(&exec, body, 0) : make_unit(mark, {&body, 1}, exec);
+  const bool first = u.current->units.empty();  // the others are launched in pairs
+  if (status == cudaSuccess && u.whole)
+    status = cudaGraphInstantiate(&exec, body, 0);
+  else if (status == cudaSuccess && first)
+    status = make_unit(mark, {&body, 1}, exec);
   if (status == cudaSuccess) u.current->units.push_back(exec);
   if (status == cudaSuccess && !u.whole) {
     if (u.all == nullptr) status = cudaGraphCreate(&u.all, 0);
@@ -151,12 +173,21 @@ cudaError_t CudaUnits::close(CudaStream& s) {
 }
 
 void CudaUnits::check(Stream& stream, const SlotCheck& c) {
-  CudaStream& s = use(stream);
+  auto& s = static_cast<CudaStream&>(stream);
   UnitState& u = s.units;
   const auto top_k = static_cast<int>(c.ids.dim(1));
   if (!u.recording || u.n_chosen.size() >= UnitState::kChecks || top_k > static_cast<int>(UnitPostMemory::kTopK)) fail(ErrorCode::Internal, "a slot check out of place");
-  UnitPostMemory* const post = u.posts + u.n_chosen.size();
+  const std::size_t which = u.n_chosen.size();
   u.n_chosen.push_back(top_k);
+  if (u.whole) {
+    const ChoiceCheck choice{c.slot_of, c.forced, s.step_inputs + kSerialWord, u.choices + which};
+    check_cuda(cudaSetDevice(device_), "choosing the device");
+    if (s.waiting != nullptr && s.waiting->launch_with(s, choice)) return s.waiting.reset();
+    use(stream);
+    return launch_choice_check(s, c, choice);
+  }
+  use(stream);
+  UnitPostMemory* const post = u.posts + which;
   launch_slot_check(s, c, s.step_inputs + kSerialWord, post, s.step_inputs + kMarkWord);
 }
 
@@ -189,7 +220,7 @@ bool CudaUnits::end(Stream& stream, bool complete) {
     u.last = nullptr;
     if (!good) {
       cudaGetLastError();
-      for (cudaGraphExec_t unit : u.current->units) cudaGraphExecDestroy(unit);
+      if (!u.current->units.empty()) cudaGraphExecDestroy(u.current->units[0]);
       for (cudaGraphExec_t pair : u.current->pairs) cudaGraphExecDestroy(pair);
       u.current->units.clear();
       u.current->pairs.clear();
@@ -209,9 +240,9 @@ std::size_t CudaUnits::n_units(Stream& stream) const {
 
 void CudaUnits::launch(Stream& stream, std::size_t first, std::size_t last) {
   CudaStream& s = use(stream);
-  if (last >= n_units(stream) || first > last || last - first > 1) fail(ErrorCode::Internal, "units {} to {} of {}", first, last, n_units(stream));
+  if (last >= n_units(stream) || (first == 0 ? last != 0 : last != first + 1 || first % 2 == 0)) fail(ErrorCode::Internal, "units {} to {} of {}", first, last, n_units(stream));
   const UnitState::Recording& r = *s.units.current;
-  check_cuda(cudaGraphLaunch(first == last ? r.units[first] : r.pairs.at(first / 2), s.handle()), "launching a unit");
+  check_cuda(cudaGraphLaunch(first == 0 ? r.units[0] : r.pairs.at(first / 2), s.handle()), "launching a unit");
 }
 
 bool CudaUnits::launch_all(Stream& stream) {
@@ -224,8 +255,9 @@ bool CudaUnits::launch_all(Stream& stream) {
 UnitPost CudaUnits::wait(Stream& stream, std::size_t check) {
   CudaStream& s = use(stream);
   const UnitState& u = s.units;
-  const UnitPostMemory& post = u.posts[check];
-  const auto there = [&] { return __atomic_load_n(&post.serial, __ATOMIC_ACQUIRE) == u.serial; };
+  UnitPostMemory& post = u.posts[check];
+  const auto n = static_cast<std::size_t>(u.n_chosen[check]);
+  const auto there = [&] { return u.whole ? u.take_choice(check) : __atomic_load_n(&post.serial, __ATOMIC_ACQUIRE) == u.serial; };
   for (int spin = 0; !there(); spin = (spin + 1) % kSpins) {
     if (spin != kSpins - 1) continue;
     const cudaError_t status = cudaStreamQuery(s.handle());
@@ -236,7 +268,7 @@ UnitPost CudaUnits::wait(Stream& stream, std::size_t check) {
     check_cuda(status, "computing");
     if (!there()) fail(ErrorCode::Internal, "the check of layer {} among those with experts has not run", check);
   }
-  return {post.missed != 0, {post.ids, static_cast<std::size_t>(u.n_chosen[check])}};
+  return {post.missed != 0, {post.ids, n}};
 }
 
 void CudaUnits::resume(Stream& stream) {

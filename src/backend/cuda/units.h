@@ -23,11 +23,32 @@ struct UnitPostMemory {
   std::int32_t ids[kTopK];
 };
 
+// What the check of a step leaves where nothing can be missed. Every entry has the step's number in its upper half: none has to be written
+// before another, so nothing waits for the host's memory. Lower half: the id, and kMissed.
+struct ChoicePost {
+  static constexpr std::uint32_t kMissed = 1u << 31;
+  std::uint64_t chosen[UnitPostMemory::kTopK];
+};
+struct ChoiceCheck {
+  const std::int32_t *slot_of = nullptr, *forced = nullptr, *serial = nullptr;
+  ChoicePost* post = nullptr;  // null: no check
+};
+
+#ifdef __CUDACC__
+// Of rank r; the id that it is to be.
+__device__ inline std::int32_t check_choice(const ChoiceCheck& c, std::int32_t id, int r) {
+  if (c.forced != nullptr) id = c.forced[r];
+  const std::uint32_t low = static_cast<std::uint32_t>(id) | (c.slot_of[id] == -1 ? ChoicePost::kMissed : 0u);
+  *const_cast<volatile std::uint64_t*>(&c.post->chosen[r]) = static_cast<std::uint64_t>(static_cast<std::uint32_t>(*c.serial)) << 32 | low;
+  return id;
+}
+#endif
+
 // The units of one stream.
 struct UnitState {
   static constexpr std::size_t kChecks = 256;  // layers with experts
   struct Recording {
-    std::vector<cudaGraphExec_t> units;
+    std::vector<cudaGraphExec_t> units;  // only the first is there, alone
     std::vector<cudaGraphExec_t> pairs;  // units 2j + 1 and 2j + 2 behind one gate
     cudaGraphExec_t all = nullptr;  // all units in one launch; null where that cannot be recorded
     int seen = 0;  // eager steps before: the first one sizes the scratch memory
@@ -35,6 +56,7 @@ struct UnitState {
   std::map<std::uint64_t, Recording> recordings;  // by number of key groups, as for whole steps
   Recording* current = nullptr;
   UnitPostMemory* posts = nullptr;  // pinned, [kChecks]
+  ChoicePost* choices = nullptr;    // pinned, [kChecks]
   std::vector<int> n_chosen;        // ids of each check
   std::int32_t serial = 0;
   cudaGraph_t all = nullptr;        // of the step being recorded: its units so far
@@ -44,6 +66,8 @@ struct UnitState {
   bool whole = false;               // the step is one unit without a gate
   bool overlap = true;  // kernels of a unit may start before the one before has ended; off where that cannot be recorded
 
+  // Takes the choice of a step where nothing can be missed to its post; false: it has not come yet.
+  bool take_choice(std::size_t check) const noexcept;
   void forget() noexcept;
   void drop_bodies() noexcept;
   void release() noexcept;  // at the stream's end
@@ -52,6 +76,7 @@ struct UnitState {
 // In units_kernels.cu: sets the conditional handle (first argument) to whether the mark (second) is 0; and the check of one token.
 void* gate_function();
 void launch_slot_check(CudaStream& stream, const SlotCheck& check, const std::int32_t* serial, UnitPostMemory* post, std::int32_t* mark);
+void launch_choice_check(CudaStream& stream, const SlotCheck& check, const ChoiceCheck& choice);
 
 class CudaUnits final : public UnitRunner {
  public:

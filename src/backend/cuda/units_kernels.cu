@@ -29,12 +29,22 @@ __global__ void slot_check_kernel(std::int32_t* ids, int top_k, const std::int32
   *const_cast<volatile std::int32_t*>(&post->serial) = *serial;
 }
 
+// The same where nothing can be missed.
+__global__ void choice_check_kernel(std::int32_t* ids, int top_k, const ChoiceCheck check) {
+  begin_kernel();
+  for (int r = threadIdx.x; r < top_k; r += kWarp) ids[r] = check_choice(check, ids[r], r);
+}
+
 }  // namespace
 
 void* gate_function() { return reinterpret_cast<void*>(gate_kernel); }
 
 void launch_slot_check(CudaStream& s, const SlotCheck& c, const std::int32_t* serial, UnitPostMemory* post, std::int32_t* mark) {
   launch(s, "slot check", slot_check_kernel, dim3(1), kWarp, 0, c.ids.i32(), static_cast<int>(c.ids.dim(1)), c.forced, c.slot_of, serial, post, mark);
+}
+
+void launch_choice_check(CudaStream& s, const SlotCheck& c, const ChoiceCheck& choice) {
+  launch(s, "slot check", choice_check_kernel, dim3(1), kWarp, 0, c.ids.i32(), static_cast<int>(c.ids.dim(1)), choice);
 }
 
 }  // namespace moeflux::backend::cuda

@@ -175,7 +175,7 @@ void run_on_device(Context& c, const store::ResidentExperts& r, const MoeSpec& s
 }
 
 // The step is being recorded in units: the choice is checked against the table of slots, the experts are a unit of their own.
-void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const TensorView& h, const MoeTensorScratch& s) {
+void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& w, const TensorView& x, const MoeTensorScratch& s) {
   UnitPlan& plan = *c.units;
   backend::UnitRunner& units = *c.backend.units();
   const std::int32_t* const slot_of = plan.slot_of + raw(layer) * plan.row;
@@ -184,7 +184,7 @@ void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeig
   units.cut(c.stream);
   c.backend.run_routed(c.stream, routed_ffn(c, c.experts.slot_layer(layer), slot_of, spec, w, x, s));
   units.cut(c.stream);
-  plan.sites.push_back({layer, &spec, &w, x, h, s});
+  plan.sites.push_back({layer, &spec});
 }
 
 // What a recording of this layer will need.
@@ -227,13 +227,16 @@ void on_routed(Context& c, LayerIdx layer, const MoeSpec& spec, const TensorView
 
 }  // namespace
 
-store::ExpertLease run_missed(Context& c, const MoeSite& site, std::span<const std::int32_t> ids) {
+store::ExpertLease bring_experts(Context& c, const MoeSite& site, std::span<const std::int32_t> ids) {
   c.moe.ids.assign(ids.begin(), ids.end());
   group_by_expert(c.moe, 1, site.spec->top_k, site.spec->n_experts);
   report_visit(c, site.layer, 1);
   store::ExpertLease lease = c.experts.acquire_at_rest(site.layer, c.moe.wanted);
-  run_shared(c, *site.spec, *site.weights, site.x, site.scratch);
-  run_lease(c, *site.spec, lease, c.moe.wanted, site.x, site.scratch.all_rows, nullptr);
+  c.counters.requests += lease.size();
+  for (std::size_t i = 0; i < lease.size(); ++i) c.counters.hits += lease.ready(i) ? 1 : 0;
+  const std::uint64_t start = now_ns();
+  for (std::size_t i = 0; i < lease.size(); ++i) lease.wait(i);
+  c.counters.stall_ns += now_ns() - start;
   return lease;
 }
 
@@ -250,7 +253,7 @@ void moe_ffn(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeights& 
   c.run(backend::Route{s.logits, w.select_bias, s.ids, s.weights, r.score, r.n_groups, r.topk_groups, r.normalize, r.norm_eps, r.scaling});
   const backend::Combine combine{view_f32(s.rows.f32(), {n, spec.top_k, d}), s.weights, s.shared, s.shared_gate, h};
   if (recorded) {
-    record_units(c, layer, spec, w, x, h, s);
+    record_units(c, layer, spec, w, x, s);
     return c.run(combine);
   }
   if (c.units != nullptr) reserve_units(c, layer, spec, w, x, s);

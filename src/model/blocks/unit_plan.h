@@ -10,13 +10,10 @@
 
 namespace moeflux::model {
 
-// A layer with experts in the recording. Views are of the session's arena, which every step uses alike.
+// A layer with experts in the recording.
 struct MoeSite {
   LayerIdx layer{};
   const MoeSpec* spec = nullptr;
-  const MoeWeights* weights = nullptr;
-  TensorView x, h;
-  MoeTensorScratch scratch;
 };
 
 struct UnitPlan {
@@ -27,8 +24,8 @@ struct UnitPlan {
   std::int64_t row = 0, forced_row = 0;
 };
 
-// Computes the experts of a layer that has posted this choice, as if the host had routed: what has a slot at once, the rest as it
-// lands. The lease must live until the stream has passed. The ops before and behind are those of the recording.
-store::ExpertLease run_missed(Context& c, const MoeSite& site, std::span<const std::int32_t> ids);
+// Brings the experts that a layer has chosen to the device's slots: those of c.moe.wanted, in that order. The lease must live until the
+// stream has passed the layer.
+store::ExpertLease bring_experts(Context& c, const MoeSite& site, std::span<const std::int32_t> ids);
 
 }  // namespace moeflux::model

@@ -1,0 +1,170 @@
+// Times ops of a decoded token on a CUDA device, as they run there: recorded, behind each other, kernels overlapping.
+//
+//   device_bench [--device N]
+//
+// A row is one op repeated over memory of its own (over a gigabyte in all, so that nothing comes from a cache), its time the step's
+// divided by the number of ops, and its bytes as a share of what `moeflux doctor` probes.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "backend/cuda_backend.h"
+#include "core/error.h"
+
+namespace moeflux::bench {
+namespace {
+
+using backend::Backend;
+constexpr int kReplays = 50, kRounds = 7;
+
+class Device {
+ public:
+  explicit Device(int device) : backend(backend::make_cuda_backend({device})) {
+    memory_rate = backend::probe_cuda_rates(device).memory;
+  }
+
+  // Not zeros everywhere, and no NaN: any bits are a code, 0x3c a small scale.
+  Buffer bytes(std::size_t n) {
+    Buffer b = backend->allocator().allocate(n, 256);
+    if (pattern_.size() < n) {
+      std::mt19937 rng(1);
+      while (pattern_.size() < n) pattern_.push_back(static_cast<std::byte>(rng() >> 8 & 0x3f));
+    }
+    backend->copier().to_device(b.data(), pattern_.data(), n);
+    return b;
+  }
+
+  // Microseconds of one of n ops: the median of some rounds of replays.
+  double time(int n, std::int64_t pos, const std::function<void(Backend&, backend::Stream&)>& ops) {
+    const std::vector<std::int32_t> tokens{1};
+    const auto stream = backend->create_stream();  // with recordings of its own
+    const auto step = [&] {
+      if (backend->begin_step(*stream, tokens, pos, true)) return;
+      ops(*backend, *stream);
+      backend->end_step(*stream, true);
+    };
+    for (int i = 0; i < 4; ++i) step();
+    backend->synchronize(*stream);
+    std::vector<double> rounds;
+    for (int r = 0; r < kRounds; ++r) {
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < kReplays; ++i) step();
+      backend->synchronize(*stream);
+      rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / kReplays / n);
+    }
+    std::sort(rounds.begin(), rounds.end());
+    return rounds[kRounds / 2];
+  }
+
+  void row(const std::string& name, double us, double op_bytes) const {
+    fmt::print("{:44} {:8.2f} us {:8.2f} MB {:6.2f} TB/s {:5.1f} %\n", name, us, op_bytes / 1e6, op_bytes / us / 1e6, op_bytes / us * 1e6 / memory_rate * 100);
+  }
+
+  std::unique_ptr<Backend> backend;
+  double memory_rate = 0;
+
+ private:
+  std::vector<std::byte> pattern_;
+};
+
+struct Weights {
+  Buffer data, scales, biases;
+  quant::MatrixView view;
+};
+
+Weights weights(Device& d, std::int64_t rows, std::int64_t cols) {
+  Weights w;
+  w.view.format = quant::Format::affine(4, 64, DType::BF16);
+  w.view.rows = rows, w.view.cols = cols;
+  w.data = d.bytes(static_cast<std::size_t>(rows) * w.view.row_bytes());
+  w.scales = d.bytes(static_cast<std::size_t>(rows) * w.view.scale_row_bytes());
+  w.biases = d.bytes(static_cast<std::size_t>(rows) * w.view.scale_row_bytes());
+  w.view.data = w.data.data(), w.view.scales = w.scales.data(), w.view.biases = w.biases.data();
+  return w;
+}
+
+// A norm and n matvecs of its result.
+void matvec(Device& d, const std::vector<std::int64_t>& rows, std::int64_t cols) {
+  std::int64_t all_rows = 0;
+  std::string name = "matvec";
+  for (std::int64_t r : rows) all_rows += r, name += fmt::format("{}{}", r == rows.front() ? " " : "+", r);
+  const double op_bytes = static_cast<double>(quant::Format::affine(4, 64, DType::BF16).matrix_bytes(static_cast<std::uint64_t>(all_rows), static_cast<std::uint64_t>(cols)));
+  const int n = std::max(4, static_cast<int>(1.2e9 / op_bytes));
+  std::vector<Weights> matrices;
+  std::vector<std::vector<backend::MatMulPart>> parts(static_cast<std::size_t>(n));
+  Buffer x = d.bytes(static_cast<std::size_t>(cols) * 4), factors = d.bytes(static_cast<std::size_t>(cols) * 4), normed = d.bytes(static_cast<std::size_t>(cols) * 4);
+  Buffer y = d.bytes(static_cast<std::size_t>(all_rows) * 4);
+  for (auto& p : parts) {
+    std::int64_t at = 0;
+    for (std::int64_t r : rows) {
+      matrices.push_back(weights(d, r, cols));
+      p.push_back({matrices.back().view, {}, view_f32(y.as<float>() + at, {1, r})});
+      at += r;
+    }
+  }
+  const double us = d.time(n, 0, [&](Backend& b, backend::Stream& s) {
+    b.run(s, backend::RmsNorm{view_f32(x.as<float>(), {1, cols}), view_f32(factors.as<float>(), {cols}), view_f32(normed.as<float>(), {1, cols}), 1e-6f});
+    for (const auto& p : parts) b.run(s, backend::MatMul{view_f32(normed.as<float>(), {1, cols}), p, Precision::Fast});
+  });
+  d.row(fmt::format("{} x {}, {} in a row", name, cols, n), us, op_bytes);
+}
+
+// One token over a latent cache.
+void latent(Device& d, std::int64_t n_keys, DType dtype) {
+  constexpr std::int64_t kHeads = 128, kRow = 576, kValues = 512;
+  const double op_bytes = static_cast<double>(n_keys * kRow) * (dtype == DType::F16 ? 2 : 4);
+  constexpr int kOps = 64;
+  const int n_caches = std::clamp(static_cast<int>(1.2e9 / op_bytes), 4, kOps);
+  std::vector<Buffer> caches;
+  for (int i = 0; i < n_caches; ++i) caches.push_back(d.bytes(static_cast<std::size_t>(op_bytes)));
+  Buffer q = d.bytes(kHeads * kRow * 4), y = d.bytes(kHeads * kValues * 4);
+  const double us = d.time(kOps, n_keys - 1, [&](Backend& b, backend::Stream& s) {
+    for (int i = 0; i < kOps; ++i) {
+      backend::Attention a;
+      a.q = view_f32(q.as<float>(), {1, kHeads, kRow});
+      a.k = make_view(caches[static_cast<std::size_t>(i % n_caches)].data(), dtype, {n_keys, 1, kRow});
+      a.v = a.k;
+      a.v.dims[2] = kValues;
+      a.y = view_f32(y.as<float>(), {1, kHeads, kValues});
+      a.pos0 = n_keys - 1, a.scale = 0.01f, a.precision = Precision::Fast;
+      b.run(s, a);
+    }
+  });
+  d.row(fmt::format("latent attention, {} keys, {}, {} in a row", n_keys, dtype == DType::F16 ? "f16" : "f32", kOps), us, op_bytes);
+}
+
+int run(int argc, char** argv) {
+  const bool chosen = argc == 3 && std::strcmp(argv[1], "--device") == 0;
+  if (argc != 1 && !chosen) {
+    fmt::print(stderr, "usage: device_bench [--device N]\n");
+    return 2;
+  }
+  Device d(chosen ? std::atoi(argv[2]) : 0);
+  fmt::print("device memory reads {:.2f} TB/s\n", d.memory_rate / 1e12);
+  matvec(d, {248320}, 2048);
+  matvec(d, {8192, 4096}, 2048);
+  matvec(d, {8192}, 2048);
+  matvec(d, {8192, 512, 512}, 2048);
+  matvec(d, {2048}, 4096);
+  for (DType dtype : {DType::F32, DType::F16})
+    for (std::int64_t n_keys : {32768, 4096}) latent(d, n_keys, dtype);
+  return 0;
+}
+
+}  // namespace
+}  // namespace moeflux::bench
+
+int main(int argc, char** argv) {
+  try {
+    return moeflux::bench::run(argc, argv);
+  } catch (const moeflux::Error& e) {
+    fmt::print(stderr, "device_bench: {}\n", e.what());
+    return 1;
+  }
+}
