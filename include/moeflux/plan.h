@@ -49,10 +49,12 @@ struct MachineSpeed {
   bool disk_direct = true;             // false: partly from the page cache, so the disk may be slower
   double operations_per_second = 0;    // of the model's own kind of matrices, many tokens at a time
   int n_threads = 0;
+  // Of the device, where the plan is for one that is here: reading its memory, and copies of pinned main memory to it.
+  double device_bytes_per_second = 0, link_bytes_per_second = 0;
 };
 
 struct PlanOptions {
-  EngineOptions engine;                // model, ram_bytes, planned, threads, precision
+  EngineOptions engine;                // model, ram_bytes, planned, threads, precision, backend, gpu, vram_bytes
   std::filesystem::path trace;         // recorded routing to estimate the hit rate from; may be empty
   std::int64_t n_prompt = 512;
 };
@@ -60,20 +62,29 @@ struct PlanOptions {
 struct Plan {
   MemorySplit memory;
   MachineSpeed speed;
-  double hit_rate = 0;
-  std::string hit_rate_source;  // where that number comes from
-  // One decoded token: from memory, of that experts, and from disk.
-  double token_memory_bytes = 0, token_disk_bytes = 0;
+  // The plan is for a device: trunk and session are in its memory, experts there, in main memory and on disk. all_in_memory: everything is
+  // in its memory.
+  bool on_device = false;
+  std::string device;           // its name; empty: it is not here, and there are no rates
+  std::string note;             // why Auto would take the CPU though there is a device; may be empty
+  double hit_rate = 0;          // of experts in memory, the device's or main memory
+  double device_hit_rate = 0;   // of those on the device
+  std::string hit_rate_source;  // where these numbers come from
+  // One decoded token: from memory (the device's where there is one), over the link to the device, and from disk.
+  double token_memory_bytes = 0, token_link_bytes = 0, token_disk_bytes = 0;
   // tok/s where every layer's reads wait for its router, and where all reads are ahead of it.
   double decode_dependent = 0, decode_ahead = 0;
   double prefill = 0;                           // tok/s of n_prompt tokens
   double prompt_disk_seconds = 0, prompt_compute_seconds = 0;
-  std::string decode_limit, prefill_limit;      // "disk", "memory", "arithmetic"
+  std::string decode_limit, prefill_limit;      // "disk", "memory", "link", "arithmetic"
+
+  bool fits() const noexcept { return memory.ram_bytes >= memory.least_bytes && memory.device.vram_bytes >= memory.device.least_bytes; }
 };
 
 // Reads config.json, tokenizer.json and headers, and probes disk, memory and arithmetic for about a second. A ceiling that is too low is
-// no error: memory.least_bytes tells, and there are no rates then. Throws as Engine::open does for a folder that cannot be
-// understood, and as simulate() for a trace.
+// no error: memory.least_bytes tells, and there are no rates then. The plan is for a device where the engine would take one, and where
+// vram_bytes are given and there is none: for one with so much memory. Prefill is not estimated for a device. Throws as Engine::open does
+// for a folder that cannot be understood or a device that is asked for and cannot be used, and as simulate() for a trace.
 Plan plan_model(const PlanOptions& options);
 
 }  // namespace moeflux

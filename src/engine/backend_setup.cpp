@@ -79,9 +79,8 @@ BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& 
     throw;
   }
   out.device_bytes = available_bytes(options);
-  if (device_need(options, spec, binding, out.device_bytes).fits()) return out;
-  const MemorySplit split = split_tiers(options, spec, binding, out.device_bytes, io::process_memory().resident);
-  if (device_need_in_chunks(options, spec, binding, split, out.device_bytes).fits()) return out;
+  const MemorySplit split = split_for_device(options, spec, binding, out.device_bytes, io::process_memory().resident);
+  if (split.all_in_memory) return out;
   if (options.backend == BackendKind::Auto && split.device.vram_bytes < split.device.least_bytes)
     return cpu(fmt::format("{} of device memory, at least {} are needed: computing on the CPU", format_bytes(split.device.vram_bytes),
                            format_bytes(split.device.least_bytes)));
@@ -89,14 +88,20 @@ BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& 
   return out;
 }
 
+MemorySplit split_for_device(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::uint64_t device_bytes,
+                             std::uint64_t other_bytes) {
+  DeviceNeed need = device_need(options, spec, binding, device_bytes);
+  MemorySplit split = split_tiers(options, spec, binding, device_bytes, other_bytes);
+  if (!need.fits()) need = device_need_in_chunks(options, spec, binding, split, device_bytes);
+  return need.fits() ? resident_split(need, binding) : split;
+}
+
 ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
                                 const format::ModelFolder& folder, backend::Backend& backend, std::uint64_t device_bytes) {
-  DeviceNeed need = device_need(options, spec, binding, device_bytes);
-  const MemorySplit split = split_tiers(options, spec, binding, device_bytes, io::process_memory().resident);
-  if (!need.fits()) need = device_need_in_chunks(options, spec, binding, split, device_bytes);
-  if (need.fits()) {
+  const MemorySplit split = split_for_device(options, spec, binding, device_bytes, io::process_memory().resident);
+  if (split.all_in_memory) {
     ExpertSetup setup;
-    setup.memory = resident_split(need, binding);
+    setup.memory = split;
     setup.store = std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress);
     setup.description = fmt::format("all {} experts in device memory", setup.memory.n_experts);
     return setup;

@@ -27,6 +27,11 @@ struct BackendSetup {
 // which outlives it.
 BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory);
 
+// How a model would be spread over device_bytes of a device's memory and main memory: all on the device where that fits, else in tiers,
+// which may turn out too little for both (require_enough_tiers). `other_bytes`: what the process takes of main memory besides.
+MemorySplit split_for_device(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::uint64_t device_bytes,
+                             std::uint64_t other_bytes);
+
 // All experts in the device's memory where they fit into device_bytes, else in tiers.
 ExpertSetup make_device_experts(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
                                 const format::ModelFolder& folder, backend::Backend& backend, std::uint64_t device_bytes);

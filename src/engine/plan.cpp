@@ -9,14 +9,18 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cuda_backend.h"
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/units.h"
+#include "engine/backend_setup.h"
 #include "engine/budget.h"
 #include "engine/inspect.h"
 #include "engine/tokenizer.h"
 #include "format/model_folder.h"
 #include "io/machine.h"
 #include "model/family.h"
+#include "model/planner.h"
 
 namespace moeflux {
 namespace {
@@ -112,18 +116,81 @@ void estimate_prefill(const model::ModelSpec& spec, const model::Binding& bindin
   p.prefill_limit = p.prompt_disk_seconds > p.prompt_compute_seconds ? "disk" : "arithmetic";
 }
 
+// Shares of experts that live on the device, and there or in main memory.
+std::array<double, 2> cached_shares(const Plan& p) {
+  const MemorySplit& m = p.memory;
+  if (!p.on_device) return {m.cached_share(), m.cached_share()};
+  const auto n = static_cast<double>(std::max<std::uint64_t>(m.n_experts, 1));
+  const double device = static_cast<double>(m.device.n_slots - m.device.n_spare) / n;
+  return {std::min(1.0, device), std::min(1.0, device + static_cast<double>(m.n_slots) / n)};
+}
+
 void estimate_hits(const PlanOptions& options, Plan& p) {
   if (p.memory.all_in_memory) {
-    p.hit_rate = 1;
-    p.hit_rate_source = "all experts are in memory";
-  } else if (!options.trace.empty()) {
-    const std::array shares = {std::max(p.memory.cached_share(), 1e-6)};
-    p.hit_rate = simulate(options.trace, shares).rows.front().ours;
-    p.hit_rate_source = "simulated on " + options.trace.filename().string() + " with the same share of experts in memory";
-  } else {
-    p.hit_rate = p.memory.cached_share();
-    p.hit_rate_source = "assumed: every expert equally likely, the worst case; record a run with --trace for a real one";
+    p.hit_rate = p.device_hit_rate = 1;
+    p.hit_rate_source = p.on_device ? "all experts are in device memory" : "all experts are in memory";
+    return;
   }
+  const auto [device, all] = cached_shares(p);
+  p.device_hit_rate = device, p.hit_rate = all;
+  p.hit_rate_source = "assumed: every expert equally likely, the worst case; record a run with --trace for a real one";
+  if (!options.trace.empty()) {
+    const std::array shares = {std::max(device, 1e-6), std::max(all, 1e-6)};
+    const Simulation s = simulate(options.trace, shares);
+    p.device_hit_rate = s.rows[0].ours, p.hit_rate = all >= 1 ? 1 : s.rows[1].ours;
+    p.hit_rate_source = "simulated on " + options.trace.filename().string() + " with the same share of experts in memory";
+  }
+}
+
+// Experts that are not on the device come over the link when a router has chosen them.
+void estimate_device_decode(const ModelInfo& info, const model::MemoryPlan& session, Plan& p) {
+  const double experts = static_cast<double>(info.active_expert_bytes_per_token);
+  const double trunk = static_cast<double>(info.trunk_bytes_per_token) + static_cast<double>(session.kv) / 2 + static_cast<double>(session.recurrent);
+  p.token_memory_bytes = trunk + experts * p.device_hit_rate;
+  p.token_link_bytes = experts * (1 - p.device_hit_rate);
+  p.token_disk_bytes = experts * (1 - p.hit_rate);
+  if (p.device.empty()) return;
+  const double memory = p.token_memory_bytes / p.speed.device_bytes_per_second, link = p.token_link_bytes / p.speed.link_bytes_per_second;
+  const double disk = p.token_disk_bytes > 0 ? p.token_disk_bytes / p.speed.disk_bytes_per_second : 0;
+  p.decode_dependent = 1 / (memory + std::max(link, disk));
+  p.decode_ahead = 1 / std::max({memory, link, disk});
+  p.decode_limit = disk > std::max(memory, link) ? "disk" : link > memory ? "link" : "memory";
+}
+
+// The memory of the device that the engine would take, or would if it were there; 0: the CPU.
+std::uint64_t find_device(const EngineOptions& options, Plan& p) {
+  if (options.backend == BackendKind::Cpu) return 0;
+  if (options.gpu >= backend::count_cuda_devices()) {
+    if (options.vram_bytes > 0) return options.vram_bytes;
+    if (options.backend == BackendKind::Cuda) backend::make_cuda_backend({options.gpu});  // says why not
+    return 0;
+  }
+  const GpuDevice gpu = probe_gpu(options.gpu, true);
+  if (!gpu.note.empty()) {
+    if (options.backend == BackendKind::Cuda) fail(ErrorCode::Unsupported, "{}", gpu.note);
+    p.note = gpu.note;
+    return 0;
+  }
+  p.device = gpu.name;
+  p.speed.device_bytes_per_second = gpu.memory_bytes_per_second;
+  p.speed.link_bytes_per_second = gpu.to_device_bytes_per_second;
+  return options.vram_bytes == 0 ? gpu.free_bytes : std::min(options.vram_bytes, gpu.free_bytes);
+}
+
+// True: the plan is for a device.
+bool plan_device(const EngineOptions& options, const model::ParsedModel& parsed, const model::Binding& binding, std::uint64_t other_bytes, Plan& p) {
+  const std::uint64_t device_bytes = find_device(options, p);
+  if (device_bytes == 0) return false;
+  const MemorySplit split = engine::split_for_device(options, parsed.spec, binding, device_bytes, other_bytes);
+  const DeviceSplit& d = split.device;
+  if (options.backend == BackendKind::Auto && !p.device.empty() && d.vram_bytes < d.least_bytes) {
+    p.note = fmt::format("{} of device memory, at least {} are needed: the CPU computes", format_bytes(d.vram_bytes), format_bytes(d.least_bytes));
+    p.device.clear();
+    return false;
+  }
+  p.memory = split;
+  p.on_device = true;
+  return true;
 }
 
 }  // namespace
@@ -138,9 +205,20 @@ Plan plan_model(const PlanOptions& options) {
   const auto tokenizer = engine::load_tokenizer(options.engine.model);
   const auto backend = backend::make_cpu_backend({.n_threads = options.engine.n_threads, .isa = options.engine.isa});
   Plan plan;
-  plan.memory = engine::split_memory(options.engine, parsed.spec, binding, io::process_memory().resident + kLoading);
+  const std::uint64_t other_bytes = io::process_memory().resident + kLoading;
+  if (plan_device(options.engine, parsed, binding, other_bytes, plan)) {
+    if (!plan.fits()) return plan;
+    estimate_hits(options, plan);
+    if (!plan.device.empty() && plan.hit_rate < 1) {
+      const DiskSpeed disk = probe_disk_speed(options.engine.model, options.engine.io);
+      plan.speed.disk_bytes_per_second = disk.bytes_per_second, plan.speed.disk_direct = disk.direct;
+    }
+    estimate_device_decode(info, model::plan_memory(parsed.spec, binding, plan.memory.ctx_size, plan.memory.chunk_size, options.engine.planned.kv), plan);
+    return plan;
+  }
+  plan.memory = engine::split_memory(options.engine, parsed.spec, binding, other_bytes);
   estimate_hits(options, plan);
-  if (plan.memory.ram_bytes < plan.memory.least_bytes) return plan;
+  if (!plan.fits()) return plan;
 
   const MemoryBandwidth memory = probe_memory_bandwidth(options.engine.n_threads);
   const DiskSpeed disk = probe_disk_speed(options.engine.model, options.engine.io);
@@ -148,7 +226,7 @@ Plan plan_model(const PlanOptions& options) {
   const double tokens = static_cast<double>(std::min(options.n_prompt, plan.memory.chunk_size) * std::max<std::int64_t>(info.top_k, 1)) /
                         static_cast<double>(std::max<std::int64_t>(info.n_experts, 1));
   plan.speed = {memory.bytes_per_second, disk.bytes_per_second, disk.direct,
-                probe_arithmetic(*backend, options.engine.precision, usual_format(binding), std::clamp<std::int64_t>(static_cast<std::int64_t>(tokens), 4, 64)), memory.n_threads};
+                probe_arithmetic(*backend, options.engine.precision, usual_format(binding), std::clamp<std::int64_t>(static_cast<std::int64_t>(tokens), 4, 64)), memory.n_threads, 0, 0};
   estimate_decode(info, plan);
   estimate_prefill(parsed.spec, binding, info, options.n_prompt, plan);
   return plan;

@@ -25,11 +25,14 @@ constexpr std::size_t kMostSpare = 64, kSpareShare = 8;
 constexpr std::uint64_t kStagingBytes = 256u << 20;
 constexpr std::uint64_t kMostStaging = 32, kLeastStaging = 4;
 
-std::int64_t choose_chunk(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::int64_t ctx, std::uint64_t vram) {
+// `token_bytes`: the experts of one token, which must fit beside it.
+std::int64_t choose_chunk(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::int64_t ctx, std::uint64_t vram,
+                          std::uint64_t token_bytes) {
   if (options.planned.chunk_size != 0) return std::min(options.planned.chunk_size, ctx);
   for (std::int64_t chunk : kChunks) {
     const model::MemoryPlan plan = model::plan_memory(spec, binding, ctx, std::min(chunk, ctx), options.planned.kv);
-    if (static_cast<double>(plan.activations + plan.scratch) <= kChunkShare * static_cast<double>(vram)) return std::min(chunk, ctx);
+    const bool fits = plan.trunk + plan.session() + kDeviceMargin + token_bytes <= vram;
+    if (fits && static_cast<double>(plan.activations + plan.scratch) <= kChunkShare * static_cast<double>(vram)) return std::min(chunk, ctx);
   }
   return std::min(kChunks.back(), ctx);
 }
@@ -67,9 +70,10 @@ MemorySplit split_tiers(const EngineOptions& options, const model::ModelSpec& sp
   MemorySplit s;
   s.ram_bytes = memory_ceiling(options);
   s.ctx_size = session::session_sizes(options.planned, spec.max_context).ctx;
-  s.chunk_size = choose_chunk(options, spec, binding, s.ctx_size, device_bytes);
   s.n_experts = count_experts(binding);
   s.slot_bytes = store::TieredStore::slot_bytes(binding.experts);
+  const auto token_bytes = mul_or_fail<std::uint64_t>(most_top_k(spec), s.slot_bytes, "device memory");
+  s.chunk_size = choose_chunk(options, spec, binding, s.ctx_size, device_bytes, token_bytes);
   s.other_bytes = add_or_fail(other_bytes, kHostMargin, "memory");
   const model::MemoryPlan plan = model::plan_memory(spec, binding, s.ctx_size, s.chunk_size, options.planned.kv);
   s.device = split_device(plan, device_bytes, s.slot_bytes, most_top_k(spec), s.n_experts);

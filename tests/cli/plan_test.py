@@ -77,6 +77,41 @@ class Plan(CliTest):
         self.assertGreater(value["decode"]["disk_bytes_per_token"], 0)
         self.assertGreaterEqual(value["decode"]["tokens_per_second_ahead"], value["decode"]["tokens_per_second"])
 
+    def test_a_device_that_is_not_here(self):
+        ample = self.plan("--vram", "8GB", "--ctx-size", 64)
+        if ample["device"]["name"]:
+            self.skipTest("there is a device here")
+        self.assertTrue(ample["fits"] and ample["memory"]["all_in_memory"])
+        self.assertEqual(ample["device"]["hit_rate"], 1)
+        self.assertEqual(ample["decode"]["link_bytes_per_token"], 0)
+        least = moeflux("plan", DEMO, "--json", "--vram", "1MB", "--ctx-size", 64).json
+        self.assertFalse(least["fits"])
+        self.assertNotIn("decode", least)
+        tight = least["device"]["least_bytes"]
+        one = self.plan("--vram", tight, "--ctx-size", 64)
+        self.assertTrue(one["fits"])
+        self.assertEqual(one["device"]["slots"], one["device"]["spare_slots"])
+        self.assertEqual(one["device"]["hit_rate"], 0)
+        self.assertEqual(one["hit_rate"], 1)  # main memory has the others
+        self.assertGreater(one["decode"]["link_bytes_per_token"], 0)
+        self.assertEqual(one["decode"]["disk_bytes_per_token"], 0)
+        self.assertNotIn("machine", one)
+        half = self.plan("--vram", tight + one["memory"]["slot_bytes"] * one["memory"]["experts"] // 2, "--ctx-size", 64)
+        self.assertGreater(half["device"]["hit_rate"], 0.3)
+        self.assertLess(half["decode"]["link_bytes_per_token"], one["decode"]["link_bytes_per_token"])
+        disk = self.plan("--vram", tight, "--ctx-size", 64, "--ram", one["memory"]["least_bytes"] + 20 * one["memory"]["slot_bytes"])
+        self.assertGreater(disk["decode"]["disk_bytes_per_token"], 0)
+        self.assertLess(disk["hit_rate"], 1)
+        # Chunks get smaller before a ceiling is refused.
+        self.assertTrue(self.plan("--vram", self.least_device() + 1_000_000)["fits"])
+        result = moeflux("plan", DEMO, "--vram", "1MB")
+        self.assertEqual(result.code, 2)
+        self.assertIn("of device memory are needed", result.out)
+        self.expect_ok("plan", DEMO, "--backend", "cpu", "--vram", "1MB")
+
+    def least_device(self):
+        return moeflux("plan", DEMO, "--json", "--vram", "1MB").json["device"]["least_bytes"]
+
     def test_too_low(self):
         result = moeflux("plan", DEMO, "--ram", "1MB")
         self.assertEqual(result.code, 2)
