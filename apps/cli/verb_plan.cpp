@@ -17,9 +17,14 @@ using Json = nlohmann::ordered_json;
 
 std::string text_of(std::uint64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
 
-std::string device_table(const Plan& p) {
+// Lines of a name and what there is to say of it.
+struct Table {
   std::string text;
-  const auto row = [&text](std::string_view name, const std::string& value) { text += fmt::format("{:<12} {}\n", name, value); };
+  void operator()(std::string_view name, const std::string& value) { text += fmt::format("{:<12} {}\n", name, value); }
+};
+
+std::string device_table(const Plan& p) {
+  Table row;
   const MemorySplit& m = p.memory;
   const DeviceSplit& d = m.device;
   row("device", p.device.empty() ? "not here: no rates" : p.device);
@@ -41,25 +46,24 @@ std::string device_table(const Plan& p) {
     row("  experts", fmt::format("{} for {} of {}", text_of(m.expert_bytes), m.n_slots, m.n_experts));
     if (d.vram_bytes < d.least_bytes) row("too low", fmt::format("at least {} of device memory are needed (--vram)", text_of(d.least_bytes)));
     if (m.ram_bytes < m.least_bytes) row("too low", fmt::format("at least {} of main memory are needed (--ram)", text_of(m.least_bytes)));
-    if (!p.fits()) return text;
+    if (!p.fits()) return row.text;
     row("least", fmt::format("{} of device memory and {} of main memory would do", text_of(d.least_bytes), text_of(m.least_bytes)));
   }
   row("hit rate", fmt::format("{:.1f} % on the device, {:.1f} % in memory ({})", 100 * p.device_hit_rate, 100 * p.hit_rate, p.hit_rate_source));
   row("one token", fmt::format("{} from device memory, {} over the link, {} of them from disk", bytes_text(p.token_memory_bytes), bytes_text(p.token_link_bytes),
                                bytes_text(p.token_disk_bytes)));
-  if (p.device.empty()) return text;
+  if (p.device.empty()) return row.text;
   row("machine", fmt::format("device memory {}/s, link {}/s{}", bytes_text(p.speed.device_bytes_per_second), bytes_text(p.speed.link_bytes_per_second),
                              p.hit_rate < 1 ? fmt::format(", disk {}/s{}", bytes_text(p.speed.disk_bytes_per_second), p.speed.disk_direct ? "" : " (through the page cache)") : ""));
   row("decode", fmt::format("at most {:.1f} tok/s, {:.1f} when all is read ahead; the limit is {}", p.decode_dependent, p.decode_ahead, p.decode_limit));
   row("prefill", "not estimated for a device");
-  return text;
+  return row.text;
 }
 
 std::string table(const Plan& p, std::int64_t n_prompt) {
   if (p.on_device) return device_table(p);
-  std::string text;
-  if (!p.note.empty()) text += fmt::format("{:<12} {}\n", "device", p.note);
-  const auto row = [&text](std::string_view name, const std::string& value) { text += fmt::format("{:<12} {}\n", name, value); };
+  Table row;
+  if (!p.note.empty()) row("device", p.note);
   const MemorySplit& m = p.memory;
   row("ceiling", text_of(m.ram_bytes));
   row("  trunk", text_of(m.trunk_bytes));
@@ -70,7 +74,7 @@ std::string table(const Plan& p, std::int64_t n_prompt) {
                                text_of(m.slot_bytes)));
   if (m.ram_bytes < m.least_bytes) {
     row("too low", fmt::format("at least {} is needed", text_of(m.least_bytes)));
-    return text;
+    return row.text;
   }
   row("least", fmt::format("{} would do", text_of(m.least_bytes)));
   row("hit rate", fmt::format("{:.1f} % ({})", 100 * p.hit_rate, p.hit_rate_source));
@@ -81,7 +85,7 @@ std::string table(const Plan& p, std::int64_t n_prompt) {
   row("decode", fmt::format("at most {:.1f} tok/s, {:.1f} when all is read ahead; the limit is {}", p.decode_dependent, p.decode_ahead, p.decode_limit));
   row("prefill", fmt::format("at most {:.0f} tok/s for {} tokens; the limit is {} (disk {:.2f} s, arithmetic {:.2f} s)", p.prefill, n_prompt,
                              p.prefill_limit, p.prompt_disk_seconds, p.prompt_compute_seconds));
-  return text;
+  return row.text;
 }
 
 Json memory_json(const MemorySplit& m) {

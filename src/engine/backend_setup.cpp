@@ -23,11 +23,6 @@ struct DeviceNeed {
   bool fits() const noexcept { return needed() <= available; }
 };
 
-std::uint64_t available_bytes(const EngineOptions& options) {
-  const std::uint64_t free = backend::cuda_device_info(options.gpu).free_bytes;
-  return options.vram_bytes == 0 ? free : std::min(options.vram_bytes, free);
-}
-
 // The whole model in device memory, beside what the planned session needs.
 DeviceNeed device_need(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::uint64_t available) {
   DeviceNeed need;
@@ -65,6 +60,16 @@ MemorySplit resident_split(const DeviceNeed& need, const model::Binding& binding
 
 }  // namespace
 
+std::uint64_t device_ceiling(const EngineOptions& options, std::uint64_t free_bytes) {
+  return options.vram_bytes == 0 ? free_bytes : std::min(options.vram_bytes, free_bytes);
+}
+
+std::string why_not_the_device(const MemorySplit& split) {
+  const DeviceSplit& d = split.device;
+  if (d.vram_bytes >= d.least_bytes) return "";
+  return fmt::format("{} of device memory, at least {} are needed: computing on the CPU", format_bytes(d.vram_bytes), format_bytes(d.least_bytes));
+}
+
 BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory) {
   const auto cpu = [&](std::string note) {
     return BackendSetup{backend::make_cpu_backend({options.n_threads, options.isa, &host_memory}), false, 0, std::move(note)};
@@ -78,12 +83,10 @@ BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& 
     if (options.backend == BackendKind::Auto && e.code() == ErrorCode::Unsupported) return cpu(e.what());
     throw;
   }
-  out.device_bytes = available_bytes(options);
+  out.device_bytes = device_ceiling(options, backend::cuda_device_info(options.gpu).free_bytes);
   const MemorySplit split = split_for_device(options, spec, binding, out.device_bytes, io::process_memory().resident);
   if (split.all_in_memory) return out;
-  if (options.backend == BackendKind::Auto && split.device.vram_bytes < split.device.least_bytes)
-    return cpu(fmt::format("{} of device memory, at least {} are needed: computing on the CPU", format_bytes(split.device.vram_bytes),
-                           format_bytes(split.device.least_bytes)));
+  if (std::string why = why_not_the_device(split); options.backend == BackendKind::Auto && !why.empty()) return cpu(std::move(why));
   require_enough_tiers(split);
   return out;
 }

@@ -27,6 +27,11 @@ struct BackendSetup {
 // which outlives it.
 BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory);
 
+// Of a device's free memory, what the options allow.
+std::uint64_t device_ceiling(const EngineOptions& options, std::uint64_t free_bytes);
+// Why Auto leaves a device alone that would be used like that; empty: it takes it.
+std::string why_not_the_device(const MemorySplit& split);
+
 // How a model would be spread over device_bytes of a device's memory and main memory: all on the device where that fits, else in tiers,
 // which may turn out too little for both (require_enough_tiers). `other_bytes`: what the process takes of main memory besides.
 MemorySplit split_for_device(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::uint64_t device_bytes,

@@ -12,7 +12,6 @@
 #include "backend/cuda_backend.h"
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/units.h"
 #include "engine/backend_setup.h"
 #include "engine/budget.h"
 #include "engine/inspect.h"
@@ -174,7 +173,7 @@ std::uint64_t find_device(const EngineOptions& options, Plan& p) {
   p.device = gpu.name;
   p.speed.device_bytes_per_second = gpu.memory_bytes_per_second;
   p.speed.link_bytes_per_second = gpu.to_device_bytes_per_second;
-  return options.vram_bytes == 0 ? gpu.free_bytes : std::min(options.vram_bytes, gpu.free_bytes);
+  return engine::device_ceiling(options, gpu.free_bytes);
 }
 
 // True: the plan is for a device.
@@ -182,11 +181,12 @@ bool plan_device(const EngineOptions& options, const model::ParsedModel& parsed,
   const std::uint64_t device_bytes = find_device(options, p);
   if (device_bytes == 0) return false;
   const MemorySplit split = engine::split_for_device(options, parsed.spec, binding, device_bytes, other_bytes);
-  const DeviceSplit& d = split.device;
-  if (options.backend == BackendKind::Auto && !p.device.empty() && d.vram_bytes < d.least_bytes) {
-    p.note = fmt::format("{} of device memory, at least {} are needed: the CPU computes", format_bytes(d.vram_bytes), format_bytes(d.least_bytes));
-    p.device.clear();
-    return false;
+  if (options.backend == BackendKind::Auto && !p.device.empty()) {
+    p.note = engine::why_not_the_device(split);
+    if (!p.note.empty()) {
+      p.device.clear();
+      return false;
+    }
   }
   p.memory = split;
   p.on_device = true;

@@ -68,22 +68,21 @@ UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, ba
 
 // The table as the store has it now. The stream is at rest, or does nothing since a miss.
 void UnitStep::upload_table() {
-  if (!read_table()) return;
+  const std::uint64_t version = read_table(table_version_);
+  if (std::exchange(table_version_, version) == version) return;
   units_.upload(stream_, table_.data(), table_host_.data(), table_.bytes());
 }
 
-// False: nothing has changed.
-bool UnitStep::read_table() {
-  const std::uint64_t version = experts_.read_slots(table_version_, {table_host_.as<std::int32_t>(), table_host_.bytes() / 4}, static_cast<std::size_t>(plan_.row));
-  return std::exchange(table_version_, version) != version;
+// Unless the store's is of that version still; its version.
+std::uint64_t UnitStep::read_table(std::uint64_t version) {
+  return experts_.read_slots(version, {table_host_.as<std::int32_t>(), table_host_.bytes() / 4}, static_cast<std::size_t>(plan_.row));
 }
 
 // And the slots of a lease, which the store's table does not have where experts only pass through. They are good as long as it lives: the
 // table is read anew before the layer comes again.
 void UnitStep::upload_table_with(const model::MoeSite& site, store::ExpertLease& lease) {
   table_version_ = 0;
-  read_table();
-  table_version_ = 0;
+  read_table(table_version_);
   const store::SlotExperts slots = experts_.slot_layer(site.layer);
   const std::span<const ExpertIdx> wanted(context_->moe.wanted);
   std::int32_t* const row = table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row;

@@ -41,7 +41,7 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void replay();
   void replay_whole();
   void upload_table();
-  bool read_table();
+  std::uint64_t read_table(std::uint64_t version);
   void upload_table_with(const model::MoeSite& site, store::ExpertLease& lease);
   void upload_forced();
 
