@@ -5,8 +5,7 @@
 namespace moeflux {
 namespace {
 
-constexpr std::uint64_t kOpen = 1u << 15;
-constexpr std::uint64_t kJoinedMask = kOpen - 1;
+constexpr std::uint32_t kOpen = 1, kAtWork = 1;
 constexpr int kMaxThreads = 1024;
 // About 20 us on current cores: longer than the gap between two ops of a token, much shorter than a
 // scheduling quantum, so an idle pool costs nothing noticeable.
@@ -35,15 +34,15 @@ int clamp_threads(int n) {
 
 int usable_cores() noexcept { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(clamp_threads(n_threads)), shares_(static_cast<std::size_t>(n_threads_)) {
+ThreadPool::ThreadPool(int n_threads) : n_threads_(clamp_threads(n_threads)), shares_(static_cast<std::size_t>(n_threads_)), seats_(static_cast<std::size_t>(n_threads_)) {
   workers_.reserve(static_cast<std::size_t>(n_threads_ - 1));
   for (int i = 1; i < n_threads_; ++i) workers_.emplace_back([this, i] { worker_main(i); });
 }
 
 ThreadPool::~ThreadPool() {
-  stop_.store(true, std::memory_order_release);
-  wake_.fetch_add(1, std::memory_order_seq_cst);
-  wake_.notify_all();
+  stop_.store(true, std::memory_order_seq_cst);
+  job_.fetch_add(2 | kOpen, std::memory_order_seq_cst);  // to wake them: nobody begins it
+  job_.notify_all();
   for (std::thread& t : workers_) t.join();
 }
 
@@ -94,44 +93,44 @@ void ThreadPool::run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx) {
     begin = end;
   }
   if (n_threads_ == 1 || n_tasks == 1) return drain(0);
-  finished_.store(0, std::memory_order_relaxed);
-  const std::uint64_t epoch = (gate_.load(std::memory_order_relaxed) >> 16) + 1;
-  gate_.store(epoch << 16 | kOpen, std::memory_order_release);
-  wake_.fetch_add(1, std::memory_order_seq_cst);
-  if (parked_.load(std::memory_order_seq_cst) > 0) wake_.notify_all();
+  const std::uint32_t job = (job_.load(std::memory_order_relaxed) | kOpen) + 2;
+  job_.store(job, std::memory_order_seq_cst);
+  if (parked_.load(std::memory_order_seq_cst) > 0) job_.notify_all();
 
   drain(0);
 
-  const std::uint64_t closed = gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
-  const auto joined = static_cast<std::uint32_t>(closed & kJoinedMask);
-  for (int spins = 0; finished_.load(std::memory_order_acquire) != joined; ++spins)
-    spins < kSpins ? pause() : std::this_thread::yield();
+  job_.store(job & ~kOpen, std::memory_order_seq_cst);
+  for (std::size_t i = 1; i < seats_.size(); ++i)
+    for (int spins = 0; seats_[i].job.load(std::memory_order_seq_cst) == job; ++spins)
+      spins < kSpins ? pause() : std::this_thread::yield();
+}
+
+// Another one than `seen`, whether open or not.
+std::uint32_t ThreadPool::next_job(std::uint32_t seen) noexcept {
+  std::uint32_t now = job_.load(std::memory_order_seq_cst);
+  for (int spins = 0; now >> 1 == seen >> 1; ++spins) {
+    if (spins < kSpins) {
+      pause();
+    } else {
+      parked_.fetch_add(1, std::memory_order_seq_cst);
+      job_.wait(now, std::memory_order_seq_cst);
+      parked_.fetch_sub(1, std::memory_order_seq_cst);
+      spins = 0;
+    }
+    now = job_.load(std::memory_order_seq_cst);
+  }
+  return now;
 }
 
 void ThreadPool::worker_main(int worker) {
-  std::uint32_t seen = 0;
-  for (;;) {
-    std::uint32_t now = wake_.load(std::memory_order_acquire);
-    for (int spins = 0; now == seen && spins < kSpins; ++spins) {
-      pause();
-      now = wake_.load(std::memory_order_acquire);
-    }
-    if (now == seen) {
-      parked_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(seen, std::memory_order_seq_cst);
-      parked_.fetch_sub(1, std::memory_order_seq_cst);
-      now = wake_.load(std::memory_order_acquire);
-    }
-    seen = now;
-    if (stop_.load(std::memory_order_acquire)) return;
-
-    std::uint64_t gate = gate_.load(std::memory_order_acquire);
-    bool joined = false;
-    while (!joined && (gate & kOpen) != 0)
-      joined = gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire);
-    if (!joined) continue;
-    drain(worker);
-    finished_.fetch_add(1, std::memory_order_release);
+  std::atomic<std::uint32_t>& seat = seats_[static_cast<std::size_t>(worker)].job;
+  for (std::uint32_t job = 0;;) {
+    job = next_job(job);
+    if (stop_.load(std::memory_order_seq_cst)) return;
+    if ((job & kOpen) == 0) continue;  // too late
+    seat.store(job, std::memory_order_seq_cst);
+    if (job_.load(std::memory_order_seq_cst) == job) drain(worker);
+    seat.store(job & ~kAtWork, std::memory_order_release);
   }
 }
 

@@ -50,13 +50,14 @@ class ThreadPool {
 
   void run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx);
   void worker_main(int worker);
+  std::uint32_t next_job(std::uint32_t seen) noexcept;
   void drain(int worker) noexcept;
   bool steal(int worker) noexcept;
 
   const int n_threads_;
   std::mutex turn_;  // one job at a time
 
-  // The job. Written before the gate opens, stable until everybody who joined has finished.
+  // The job. Written before it is opened, stable until everybody who sat down has finished.
   TaskFn fn_ = nullptr;
   void* ctx_ = nullptr;
   // Tasks [next, end) as next << 32 | end: both change at once, the owner takes from the front, others from behind.
@@ -64,10 +65,14 @@ class ThreadPool {
     std::atomic<std::uint64_t> range{0};
   };
   std::vector<Share> shares_;  // of each thread
-  // epoch << 16 | open << 15 | joined: a worker may join only while the gate of its epoch is open.
-  alignas(64) std::atomic<std::uint64_t> gate_{0};
-  alignas(64) std::atomic<std::uint32_t> finished_{0};
-  alignas(64) std::atomic<std::uint32_t> wake_{0};  // bumped for every job; parked workers wait on it
+  // number of the job << 1 | open. A worker sits down with the job's number, then looks whether the job is open still; the caller closes
+  // it, then waits for those who sit. Either the worker sees that it is closed or the caller sees the worker; nobody writes what
+  // others write, so it takes no longer with many threads.
+  alignas(64) std::atomic<std::uint32_t> job_{0};
+  struct alignas(64) Seat {
+    std::atomic<std::uint32_t> job{0};  // number << 1 | at work
+  };
+  alignas(64) std::vector<Seat> seats_;  // of each thread
   std::atomic<int> parked_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;

@@ -230,6 +230,9 @@ void expert_ffn_cases(const Visitor& visit) {
                     {40, 192, 320, 9, 2, affine(4, 64, DType::BF16), affine(5, 64, DType::F16), glu, bias},
                     precision);
         expert_case(visit, seed++, {0, 64, 64, 2, 2, affine(4, 64, DType::BF16), bf16, glu, bias}, precision);
+        // Few experts of one token for many threads: slices get narrower, as far as groups of the last matrix let them.
+        expert_case(visit, seed++, {1, 64, 320, 2, 2, affine(4, 64, DType::BF16), affine(4, 64, DType::BF16), glu, bias}, precision);
+        expert_case(visit, seed++, {1, 128, 384, 2, 2, affine(4, 64, DType::BF16), affine(6, 128, DType::BF16), glu, bias}, precision);
       }
 }
 

@@ -8,8 +8,14 @@ namespace moeflux::backend::cpu {
 namespace {
 
 // Inner columns of a task of the first half: whole groups of the last matrix, so that each is one task's own; long enough that
-// where a matrix begins and ends counts little.
-constexpr std::int64_t kInnerPerTask = 256;
+// where a matrix begins and ends counts little, unless threads would be without work.
+constexpr std::int64_t kMostInnerPerTask = 256, kLeastInnerPerTask = 64, kTasksPerThread = 4;
+
+std::int64_t inner_per_task(std::int64_t n_works, std::int64_t inner, std::int64_t largest_group, int n_threads) noexcept {
+  std::int64_t columns = kMostInnerPerTask;
+  while (columns / 2 >= std::max(kLeastInnerPerTask, largest_group) && n_works * ((inner + columns - 1) / columns) < kTasksPerThread * n_threads) columns /= 2;
+  return columns;
+}
 
 struct Work {
   const ExpertWork* w = nullptr;
@@ -188,12 +194,16 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
     pool_.run(n, gather_work);
   }
 
-  const std::int64_t slices = (p.inner + kInnerPerTask - 1) / kInnerPerTask;
+  std::int64_t largest_group = 1;
+  for (std::size_t i = 0; i < kGroupSizes; ++i)
+    if (p.need_mid[i]) largest_group = kGroups[i];
+  const std::int64_t columns = inner_per_task(n, p.inner, largest_group, pool_.size());
+  const std::int64_t slices = (p.inner + columns - 1) / columns;
   pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
     const Work& w = p.works[static_cast<std::size_t>(i / slices)];
-    const std::int64_t c0 = i % slices * kInnerPerTask;
+    const std::int64_t c0 = i % slices * columns;
     if (w.n > 0)
-      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + kInnerPerTask),
+      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + columns),
                   s.workers[static_cast<std::size_t>(worker)].get(0));
   });
 
