@@ -87,6 +87,7 @@ struct Shape {
   bool f16 = false, sinks = false;
   std::int64_t v_width = 0;  // 0: as the keys
   bool latent = false;       // values are the front of the keys
+  bool plain = false;        // no gaps anywhere: every row begins at a multiple of its width
 };
 
 void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
@@ -95,7 +96,8 @@ void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
                   s.pos0, s.window, s.f16 ? " f16" : "", s.sinks ? " sinks" : ""),
       seed);
   Memory& m = c.memory;
-  c.op.q = seed % 3 == 0   ? m.random_interleaved(s.t, s.heads, s.width)
+  c.op.q = s.plain         ? m.random({s.t, s.heads, s.width})
+           : seed % 3 == 0 ? m.random_interleaved(s.t, s.heads, s.width)
            : seed % 3 == 1 ? m.random_head_major(s.t, s.heads, s.width)
                            : m.random({s.t, s.heads, s.width});
   const std::int64_t capacity = s.pos0 + s.t + 3;  // rows behind the last position must not matter
@@ -105,7 +107,9 @@ void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
     c.op.v = c.op.k;
     c.op.v.dims[2] = v_width;
   } else {
-    c.op.v = s.f16 ? m.random_f16({capacity, s.kv_heads, v_width}) : m.random_gaps({capacity, s.kv_heads, v_width}, 1);
+    c.op.v = s.f16     ? m.random_f16({capacity, s.kv_heads, v_width})
+             : s.plain ? m.random({capacity, s.kv_heads, v_width})
+                       : m.random_gaps({capacity, s.kv_heads, v_width}, 1);
   }
   if (s.sinks) c.op.sinks = m.random({s.heads}, 3.0);
   c.op.y = m.output({s.t, s.heads, v_width}, seed % 2 == 0 ? 3 : 0);
@@ -159,6 +163,15 @@ void attention_cases(const Visitor& visit) {
     attention_case(visit, seed++, {3, 4, 2, 33, 1100, 0, f16, true, 5});
     attention_case(visit, seed++, {7, 8, 1, 80, 1020, 0, f16, false, 64, true});
     attention_case(visit, seed++, {1, 4, 1, 19, 2100, 0, f16, false, 13, true});
+  }
+  // The heads of one token or two whose rows lie side by side, as in a model.
+  for (const std::int64_t pos0 : {0, 15, 16, 63, 64, 515, 1023, 1024, 2100, 4000})
+    for (const std::int64_t window : {0, 100, 1100})
+      attention_case(visit, seed++, {1, 16, 2, pos0 < 1000 ? 256 : 64, pos0, window, false, pos0 % 2 == 1, 0, false, true});
+  for (const std::int64_t pos0 : {0, 14, 1022, 3000}) {
+    attention_case(visit, seed++, {2, 16, 2, 128, pos0, pos0 == 0 ? 0 : 65, false, true, 0, false, true});
+    attention_case(visit, seed++, {2, 3, 1, 48, pos0, 0, false, false, 36, false, true});
+    attention_case(visit, seed++, {1, 32, 8, 64, pos0, 0, false, true, 0, false, true});
   }
   // Far beyond every border: 33,000 keys.
   attention_case(visit, seed++, {1, 2, 1, 12, 32999, 0, true, true});

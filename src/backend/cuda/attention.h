@@ -439,5 +439,13 @@ void allocate_partials(CudaStream& s, AttentionArgs& a);
 void merge_groups(CudaStream& s, const AttentionArgs& a);
 // A few tokens: the keys are what there is to spread over the chip (ops_attention_few.cu).
 void attend_few(CudaStream& s, AttentionArgs a);
+// Its two halves where there are too few rows for that (ops_attention_rows.cu); false: there are enough, or shapes are others, and
+// nothing was launched.
+bool score_rows(CudaStream& s, const AttentionArgs& a);
+bool value_rows(CudaStream& s, const AttentionArgs& a);
+
+// Keys that need no conversion and are not too wide: 16 bytes at a time, all of a tile at once.
+inline constexpr int kWholeDims = 256;
+inline bool whole_tile(const AttentionArgs& a) { return !a.f16 && a.k_vectors && a.hd % 16 == 0 && a.hd <= kWholeDims; }
 
 }  // namespace moeflux::backend::cuda

@@ -426,8 +426,8 @@ struct alignas(16) ExactShared {
 
 // Sums over the sixteen lanes of a warp's half, v[64] each: thread l keeps the four outputs 4 l' with l' its number in
 // bit-reversed order; every addition is that of the tree.
-template <int N>
-__device__ inline void tree_level(float (&v)[64], int lane, int step) {
+template <int N, int Values>
+__device__ inline void tree_level(float (&v)[Values], int lane, int step) {
   const bool upper = (lane & step) != 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) {

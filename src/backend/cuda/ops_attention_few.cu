@@ -1,4 +1,5 @@
-// Attention of a few tokens: scores of tiles of keys by many blocks, then values by groups of keys.
+// Attention of a few tokens: scores of tiles of keys by many blocks, then values by groups of keys; where that leaves
+// processors without work, in the way of ops_attention_rows.cu.
 #include "backend/cuda/attention.h"
 
 namespace moeflux::backend::cuda {
@@ -7,11 +8,9 @@ namespace {
 constexpr int kScoreRows = 16;
 using ScoreShape = Shape<kScoreRows, 512>;
 
-// Keys of a tile in shared memory at once, where they need no conversion and are not too wide: copies of all of them are on their way before
-// anything is waited for. Only what this step wrote is not there yet.
-constexpr int kWholeDims = 256;
+// Keys of a tile in shared memory at once (whole_tile()): copies of all of them are on their way before anything is waited for. Only what
+// this step wrote is not there yet.
 __host__ __device__ inline int whole_stride(int hd) { return hd + 4; }
-inline bool whole_tile(const AttentionArgs& a) { return !a.f16 && a.k_vectors && a.hd % 16 == 0 && a.hd <= kWholeDims; }
 inline std::size_t score_bytes(const AttentionArgs& a) {
   const std::size_t plain = ScoreShape::bytes(a.hd, false);
   return whole_tile(a) ? plain + (static_cast<std::size_t>(kTile) * static_cast<std::size_t>(whole_stride(a.hd)) - ScoreShape::kStage) * 4 : plain;
@@ -297,20 +296,24 @@ void attend_few(CudaStream& s, AttentionArgs a) {
              groups = static_cast<unsigned>(a.n_groups);
   a.scores = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(a.n_tokens) * static_cast<std::size_t>(a.n_heads) * groups * kGroupKeys);
   if (groups > 1) allocate_partials(s, a);
-  launch_large(s, "Attention: scores", whole_tile(a) ? score_kernel<true> : score_kernel<false>,
-               dim3(groups * Attention::kGroupTiles, n_kv, (rows + kScoreRows - 1) / kScoreRows), kAttentionThreads, score_bytes(a), a);
+  if (!score_rows(s, a))
+    launch_large(s, "Attention: scores", whole_tile(a) ? score_kernel<true> : score_kernel<false>,
+                 dim3(groups * Attention::kGroupTiles, n_kv, (rows + kScoreRows - 1) / kScoreRows), kAttentionThreads, score_bytes(a), a);
   const auto slices = static_cast<unsigned>(ceil_div(a.vd, kValueThreads));
   // Rows that share loads of values: more where there are blocks enough.
   const auto values = [&]<int Rows>() {
     launch_large(s, "Attention: values", a.f16 ? value_kernel<Rows, true> : value_kernel<Rows, false>, dim3(n_kv * ((rows + Rows - 1) / Rows), groups, slices), kValueThreads,
                  a.f16 ? 0 : kValueRing, a);
   };
-  if (rows * groups >= 1024)
+  if (value_rows(s, a)) {
+    // as many blocks as processors had to be enough
+  } else if (rows * groups >= 1024) {
     values.template operator()<8>();
-  else if (n_kv * rows * groups * slices >= 512)
+  } else if (n_kv * rows * groups * slices >= 512) {
     values.template operator()<4>();
-  else
+  } else {
     values.template operator()<1>();
+  }
   if (groups > 1) merge_groups(s, a);
 }
 
