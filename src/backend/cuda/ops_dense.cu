@@ -174,10 +174,12 @@ __global__ void head_norm_kernel(NormArgs a) {
   }
 }
 
+constexpr int kHeadWidth = 512;  // rows up to here are a warp's
+
 template <NormKind Kind>
 void norm(CudaStream& s, const NormArgs& a) {
   const int n = a.x.width;
-  if (Kind != NormKind::AddRms && n <= 512) {
+  if (Kind != NormKind::AddRms && n <= kHeadWidth) {
     const int warps = a.n_rows >= 1024 ? 8 : 2;
     return launch(s, "a norm", head_norm_kernel<Kind>, static_cast<unsigned>(ceil_div(a.n_rows, warps)), warps * kWarp, 0, a);
   }
@@ -232,7 +234,9 @@ void CudaBackend::execute(Stream& stream, const Add& op) {
 
 void CudaBackend::execute(Stream& stream, const RmsNorm& op) {
   if (goes_along(stream, op)) return;
-  norm<NormKind::Rms>(use(stream), {to_rows(op.x), {}, to_rows(op.y), op.weight.f32(), op.eps, 1.0f, n_rows(op.x), nullptr});
+  CudaStream& s = use(stream);
+  const bool whole_row = op.x.rank == 2 && op.x.dim(1) > kHeadWidth;  // narrower ones are heads' kernels, which write f32 alone
+  norm<NormKind::Rms>(s, {to_rows(op.x), {}, to_rows(op.y), op.weight.f32(), op.eps, 1.0f, n_rows(op.x), whole_row ? s.know(op.y) : nullptr});
 }
 
 void CudaBackend::execute(Stream& stream, const AddRmsNorm& op) {

@@ -52,6 +52,46 @@ __global__ void combine_kernel(CombineArgs a) {
   if (i < a.h.width) a.h.row(t)[i] = combined(a, t, i);
 }
 
+// combined() of the first token's columns i0, i0 + blockDim.x, .. below n. All loads are under way before one is waited for: the kernel
+// behind this one asks for its weights meanwhile, and a load that is issued later waits for them, too.
+template <int N>
+__device__ inline void combined_batch(const CombineArgs& a, int i0, int n, float (&out)[N]) {
+  constexpr int kRanks = 8;  // on their way at once
+  const float *rows = a.rows, *weights = a.weights.data, *shared = a.shared.data;
+  int at[N];
+  float h[N], x[N] = {}, s[N] = {};
+#pragma unroll
+  for (int k = 0; k < N; ++k) at[k] = min(i0 + k * static_cast<int>(blockDim.x), n - 1);
+  const float gate = a.shared_gate.data != nullptr ? *a.shared_gate.data : 0.0f;
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    h[k] = a.h.data[at[k]];
+    if (shared != nullptr) x[k] = shared[at[k]];
+  }
+#pragma unroll 1
+  for (int r0 = 0; r0 < a.n_ranks; r0 += kRanks) {
+    float w[kRanks], v[kRanks][N];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      const int rank = min(r0 + r, a.n_ranks - 1);
+      w[r] = weights[rank];
+#pragma unroll
+      for (int k = 0; k < N; ++k) v[r][k] = rows[rank * a.row_stride + at[k]];
+    }
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r)
+      if (r0 + r < a.n_ranks)
+#pragma unroll
+        for (int k = 0; k < N; ++k) s[k] = math::fma(w[r], v[r][k], s[k]);
+  }
+  const float factor = a.shared_gate.data != nullptr ? math::sigmoid(gate) : 1.0f;
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    if (shared != nullptr) s[k] = a.shared_gate.data != nullptr ? math::fma(factor, x[k], s[k]) : s[k] + x[k];
+    out[k] = h[k] + s[k];
+  }
+}
+
 // The same for one token, and the norm of the result: one block.
 __global__ void __launch_bounds__(1024) combine_norm_kernel(CombineArgs a, float* y, const float* weight, float eps, std::byte* known) {
   extern __shared__ float row[];
@@ -62,11 +102,12 @@ __global__ void __launch_bounds__(1024) combine_norm_kernel(CombineArgs a, float
 #pragma unroll
   for (int k = 0; k < kEarly; ++k) w[k] = threadIdx.x + k * blockDim.x < n ? weight[threadIdx.x + k * blockDim.x] : 0.0f;
   begin_kernel();
-#pragma unroll 2
-  for (int i = threadIdx.x; i < n; i += blockDim.x) {
-    const float v = combined(a, 0, i);
-    a.h.data[i] = v;
-    row[i] = v;
+  for (int i0 = threadIdx.x; i0 < n; i0 += kEarly * static_cast<int>(blockDim.x)) {
+    float v[kEarly];
+    combined_batch(a, i0, n, v);
+#pragma unroll
+    for (int k = 0; k < kEarly; ++k)
+      if (const int i = i0 + k * static_cast<int>(blockDim.x); i < n) a.h.data[i] = row[i] = v[k];
   }
   __syncthreads();
   const float f = rms_factor(row, n, eps, factor);

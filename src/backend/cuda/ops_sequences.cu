@@ -1,6 +1,7 @@
 // Sequences of a step of one token as one launch each: DeltaMix, HeadInputs.
 #include <algorithm>
 
+#include "backend/cuda/cluster.h"
 #include "backend/cuda/cuda_internal.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/norms.h"
@@ -22,22 +23,11 @@ struct DeltaMixArgs {
   const float *gate, *norm_weight;
   float* y;
   std::int64_t q_at, k_at, v_at, q_head, k_head, v_head, gate_head, y_head;  // in elements; *_at: of the convolution's channels
-  int n_channels, dk, dv, n_k_heads, n_v_heads;
+  int n_channels, dk, dv, n_k_heads, n_v_heads, parts;  // parts: blocks of a value head
   bool tiled;
   float q_scale, q_eps, k_scale, k_eps, norm_eps;
   std::byte* known;
 };
-
-__device__ inline void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ inline void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 
 // Columns [at, at + n) of a row of `cols` values in 8 bits, by one warp; n is a multiple of kKnownGroup.
 __device__ inline void put_known_head(const float* x, int n, int at, int cols, int lane, std::byte* to) {
@@ -64,21 +54,30 @@ __device__ inline void load_values(const float* from, float (&to)[N]) {
   }
 }
 
-// A block per value head: convolution of the channels that head reads, norms of its query and key, the delta rule with eight threads a
-// column of the state (ops_delta.cu), the gated norm. The value heads of a key head convolve the same channels, so they are a
-// cluster and the first of them moves the channels' state on when all have read it.
+// Some blocks per value head, each with a part of its columns: convolution of the channels they read, norms of the head's query and key, the
+// delta rule with eight threads a column of the state (ops_delta.cu). The first of them gets all columns and makes the gated norm. The
+// value heads of a key head convolve the same channels, so their blocks are a cluster, and the first one moves the channels' state on when
+// all have read it. Small blocks, because the kernel before leaves no room for large ones until it ends.
 __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_constant__ DeltaMixArgs a) {
   constexpr int N = kMostDim / 16;
   constexpr int kPart = 2 * N + 4;  // a thread's values of a key side by side, the next thread's in other banks
   __shared__ float x[3 * kMostDim], out[kMostDim], factors[3], gates[2];
   __shared__ __align__(16) float normed[2][8 * kPart];  // query and key as the threads of a column want them
-  const int per_key = a.n_v_heads / a.n_k_heads, kh = blockIdx.x / per_key, rank = blockIdx.x % per_key;
-  const int h = a.tiled ? rank * a.n_k_heads + kh : static_cast<int>(blockIdx.x);
-  const int tid = threadIdx.x, part = tid & 7, column = tid / 8, dk = a.dk, dv = a.dv;
-  const bool live = column < dv, convolves = tid < 2 * dk + dv, shares = tid < 2 * dk;
+  __shared__ std::uint64_t arrived;  // of the first block of a head: bytes of `out`
+  const int per_key = a.n_v_heads / a.n_k_heads, at_head = blockIdx.x / a.parts, sub = static_cast<int>(blockIdx.x) - at_head * a.parts;
+  const int kh = at_head / per_key, rank = at_head - kh * per_key, h = a.tiled ? rank * a.n_k_heads + kh : at_head;
+  const int tid = threadIdx.x, part = tid & 7, dk = a.dk, dv = a.dv, own = dv / a.parts, column = sub * own + tid / 8;
+  const bool live = tid / 8 < own, convolves = tid < 2 * dk + own, shares = tid < 2 * dk;
+  const std::uint32_t barrier = shared_address(&arrived);
+  if (sub == 0 && tid == 0) {
+    barrier_init(barrier, 1);
+    barriers_done();
+    barrier_arrive_expecting(barrier, dv * 4);
+  }
+  cluster_come();
 
   // Weights and what the step before left: before the inputs are there.
-  const std::int64_t channel = tid < dk ? a.q_at + kh * a.q_head + tid : shares ? a.k_at + kh * a.k_head + (tid - dk) : a.v_at + h * a.v_head + (tid - 2 * dk);
+  const std::int64_t channel = tid < dk ? a.q_at + kh * a.q_head + tid : shares ? a.k_at + kh * a.k_head + (tid - dk) : a.v_at + h * a.v_head + sub * own + (tid - 2 * dk);
   float w[kTaps], u[kTaps];
   if (convolves) {
 #pragma unroll
@@ -109,7 +108,8 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
     gates[0] = math::exp(a.neg_exp_a[h] * math::softplus(a.a[h] + a.dt_bias[h]));
     gates[1] = math::sigmoid(a.b[h]);
   }
-  cluster_arrive();  // this block has read the old inputs
+  cluster_go();    // barriers are there
+  cluster_come();  // what this block has used it has read: the old inputs
   __syncthreads();
   const int warp = tid / kWarp, lane = tid % kWarp;
   if (warp < 2) {
@@ -135,12 +135,18 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
     m1 = math::fma(k1[i], s1[i], m1);
   }
   const float m = tree8(m0 + m1);
-  const float d = beta * ((live ? x[2 * dk + column] : 0.0f) - m);
+  const float d = beta * ((live ? x[2 * dk + tid / 8] : 0.0f) - m);
   float y0 = 0.0f, y1 = 0.0f;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     s0[i] = math::fma(k0[i], d, s0[i]);
     s1[i] = math::fma(k1[i], d, s1[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {  // at once: they take longer to get there than the rest of this kernel needs
+    const int e = i * 16 + part;
+    if (live && e < dk) state[e] = s0[i];
+    if (live && e + 8 < dk) state[e + 8] = s1[i];
   }
   load_values<N>(&normed[0][part * kPart], k0);
   load_values<N>(&normed[0][part * kPart + N], k1);
@@ -150,30 +156,29 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
     y1 = math::fma(k1[i], s1[i], y1);
   }
   const float y = tree8(y0 + y1);
-  if (live && part == 0) out[column] = y;
-  __syncthreads();
-  if (warp == 0) {
-    const float dot = square16(out, dv, lane & 15);
-    if (lane == 0) factors[2] = 1.0f / math::sqrt(dot / static_cast<float>(dv) + a.norm_eps);
+  if (live && part == 0) {
+    const std::uint32_t leader = cluster_rank() - static_cast<std::uint32_t>(sub);
+    store_there(neighbour(shared_address(out + column), leader), y, neighbour(barrier, leader));
   }
-  __syncthreads();
-  if (tid < dv) {
-    const float v = out[tid] * factors[2] * norm_weight * math::silu(gate);
-    a.y[h * a.y_head + tid] = v;
-    out[tid] = v;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int e = i * 16 + part;
-    if (live && e < dk) state[e] = s0[i];
-    if (live && e + 8 < dk) state[e + 8] = s1[i];
-  }
-  if (a.known != nullptr) {
+  if (sub == 0) {
+    barrier_wait(barrier, 0);
+    if (warp == 0) {
+      const float dot = square16(out, dv, lane & 15);
+      if (lane == 0) factors[2] = 1.0f / math::sqrt(dot / static_cast<float>(dv) + a.norm_eps);
+    }
     __syncthreads();
-    if (warp == 0) put_known_head(out, dv, h * dv, a.n_v_heads * dv, lane, a.known);
+    if (tid < dv) {
+      const float v = out[tid] * factors[2] * norm_weight * math::silu(gate);
+      a.y[h * a.y_head + tid] = v;
+      out[tid] = v;
+    }
+    if (a.known != nullptr) {
+      __syncthreads();
+      if (warp == 0) put_known_head(out, dv, h * dv, a.n_v_heads * dv, lane, a.known);
+    }
   }
-  cluster_wait();
-  if (convolves && (!shares || rank == 0))
+  cluster_go();
+  if (convolves && (!shares || (rank == 0 && sub == 0)))
 #pragma unroll
     for (int j = 0; j + 1 < kTaps; ++j) a.conv_state[static_cast<std::int64_t>(j) * a.n_channels + channel] = u[j + 1];
 }
@@ -245,21 +250,23 @@ __global__ void __launch_bounds__(kHeadThreads) head_inputs_kernel(const __grid_
 void CudaBackend::run_sequence(Stream& stream, const DeltaMix& m) {
   const GatedDelta& d = m.delta;
   const auto dk = static_cast<int>(d.q.dim(2)), dv = static_cast<int>(d.v.dim(2)), n_k = static_cast<int>(d.q.dim(1)), n_v = static_cast<int>(d.v.dim(1));
-  const int threads = std::max(64, (dv * 8 + 31) / 32 * 32);
-  if (m.conv.u.dim(0) != 1 || m.conv.w.dim(1) != kTaps || !clusters_ || dk > kMostDim || dv > kMostDim || n_v % n_k != 0 || n_v / n_k > kMostCluster ||
-      2 * dk + dv > threads)
+  if (m.conv.u.dim(0) != 1 || m.conv.w.dim(1) != kTaps || !clusters_ || dk > kMostDim || dv > kMostDim || n_v % n_k != 0 || n_v / n_k > kMostCluster)
     return Backend::run_sequence(stream, m);
+  int parts = 4;
+  while (dv % parts != 0 || parts * (n_v / n_k) > kMostCluster) parts /= 2;
+  const int threads = (std::max({64, dv, dv / parts * 8, 2 * dk + dv / parts + 1}) + 31) / 32 * 32;  // the last one has the gates to make
   DeltaMixArgs a{};
   a.u = m.conv.u.f32(), a.taps = m.conv.w.f32(), a.conv_state = m.conv.state.f32();
   a.a = m.gates.a.f32(), a.b = m.gates.b.f32(), a.neg_exp_a = m.gates.neg_exp_a.f32(), a.dt_bias = m.gates.dt_bias.f32();
   a.state = d.state.f32(), a.gate = m.norm.gate.f32(), a.norm_weight = m.norm.weight.f32(), a.y = m.norm.y.f32();
   a.q_at = d.q.f32() - m.conv.y.f32(), a.k_at = d.k.f32() - m.conv.y.f32(), a.v_at = d.v.f32() - m.conv.y.f32();
   a.q_head = d.q.stride(1), a.k_head = d.k.stride(1), a.v_head = d.v.stride(1), a.gate_head = m.norm.gate.stride(1), a.y_head = m.norm.y.stride(1);
-  a.n_channels = static_cast<int>(m.conv.u.dim(1)), a.dk = dk, a.dv = dv, a.n_k_heads = n_k, a.n_v_heads = n_v, a.tiled = d.tiled_heads;
+  a.n_channels = static_cast<int>(m.conv.u.dim(1)), a.dk = dk, a.dv = dv, a.n_k_heads = n_k, a.n_v_heads = n_v;
+  a.parts = parts, a.tiled = d.tiled_heads;
   a.q_scale = m.q_norm.scale, a.q_eps = m.q_norm.eps, a.k_scale = m.k_norm.scale, a.k_eps = m.k_norm.eps, a.norm_eps = m.norm.eps;
   CudaStream& s = use(stream);
   a.known = s.know(m.norm.y);
-  launch_clusters(s, "DeltaMix", delta_mix_kernel, static_cast<unsigned>(n_v), n_v / n_k, threads, 0, a);
+  launch_clusters(s, "DeltaMix", delta_mix_kernel, static_cast<unsigned>(n_v * parts), parts * (n_v / n_k), threads, 0, a);
 }
 
 void CudaBackend::run_sequence(Stream& stream, const HeadInputs& m) {

@@ -1,11 +1,12 @@
-// Instructions of compute capability 9.0 by name: products of a warpgroup (four warps) from shared memory, barriers that count arrivals,
-// memory of the neighbour in a cluster. Only for CUDA sources that are compiled for sm_90a as well (see CMakeLists.txt).
+// Instructions of compute capability 9.0 by name: products of a warpgroup (four warps) from shared memory, copies between blocks. Only for CUDA sources that are compiled for sm_90a as well (see CMakeLists.txt).
 //
 // Products read shared memory past the generic path: whoever wrote it calls fence_async() before saying so. Tiles are rows of 128 bytes
 // (64 values of 16 bits) in blocks of eight rows, 1024 bytes, aligned to that; the 16-byte unit u of row r is stored at place u ^ (r % 8).
 #pragma once
 
 #include <cstdint>
+
+#include "backend/cuda/cluster.h"
 
 namespace moeflux::backend::cuda {
 
@@ -29,8 +30,6 @@ __device__ inline float2 from_halves(std::uint32_t two) {
 #define MOEFLUX_WARPGROUPS 1
 
 namespace moeflux::backend::cuda {
-
-__device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Two values as f16, the first in the low half; what is too large becomes the largest f16.
 __device__ inline std::uint32_t to_halves(float low, float high) {
@@ -140,61 +139,8 @@ __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// ---- barriers: `address` is 8 bytes of shared memory
-
-__device__ inline void barrier_init(std::uint32_t address, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
-}
-// Initialized barriers are seen by the cluster once it has met (cluster_meet).
-__device__ inline void barriers_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-// Says to the barrier at `address` that what this thread did before is done: of this block, or (neighbour()) of another of the cluster.
-// What was done is seen by threads of this block only; nothing stronger is asked for, because that waits for global memory.
-__device__ inline void barrier_arrive(std::uint32_t address) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
-}
-__device__ inline void barrier_arrive_there(std::uint32_t address) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
-}
-// The same of this block, and that the phase needs `bytes` of copies as well.
-__device__ inline void barrier_arrive_expecting(std::uint32_t address, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
-}
-
-// Until all arrivals (and bytes) of the barrier's phase number `phase` (only its last bit counts) are there.
-__device__ inline void barrier_wait(std::uint32_t address, int phase) {
-  std::uint32_t done = 0;
-  while (done == 0)
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.b32 %0, 1, 0, p;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(address), "r"(phase & 1)
-        : "memory");
-}
-
 // `threads` threads of the block, which name the barrier `id` (1 to 15).
 __device__ inline void meet(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-
-// ---- clusters
-
-__device__ inline std::uint32_t cluster_rank() {
-  std::uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// This block's shared address as one of block `rank` of the cluster.
-__device__ inline std::uint32_t neighbour(std::uint32_t address, std::uint32_t rank) {
-  std::uint32_t out;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
-  return out;
-}
-// All threads of the cluster come, and go on when all have come. Orders no memory but barriers_done().
-__device__ inline void cluster_come() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void cluster_go() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // Starts copying bytes (16 at a time) of this block's shared memory to another block's, whose barrier counts them. Past the generic path.
 __device__ inline void copy_there(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
