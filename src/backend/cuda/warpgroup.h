@@ -1,4 +1,5 @@
-// Instructions of compute capability 9.0 by name: products of a warpgroup (four warps) from shared memory, copies between blocks. Only for CUDA sources that are compiled for sm_90a as well (see CMakeLists.txt).
+// Instructions of compute capability 9.0 by name: products of a warpgroup (four warps) from shared memory, copies between blocks. Only
+// for CUDA sources that are compiled for sm_90a as well (see CMakeLists.txt).
 //
 // Products read shared memory past the generic path: whoever wrote it calls fence_async() before saying so. Tiles are rows of 128 bytes
 // (64 values of 16 bits) in blocks of eight rows, 1024 bytes, aligned to that; the 16-byte unit u of row r is stored at place u ^ (r % 8).
