@@ -6,8 +6,8 @@
 include_guard(GLOBAL)
 
 set(MOEFLUX_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
-set(MOEFLUX_CUDA_FLAGS "-gencode=arch=compute_90,code=sm_90;-gencode=arch=compute_90,code=compute_90"
-  CACHE STRING "Architectures: machine code for one, and code that newer drivers translate")
+set(MOEFLUX_CUDA_FLAGS "-gencode=arch=compute_80,code=sm_80;-gencode=arch=compute_90,code=sm_90;-gencode=arch=compute_90,code=compute_90"
+  CACHE STRING "Architectures: machine code for all of 8.x and for 9.0, and code that newer devices' drivers translate")
 find_program(MOEFLUX_NVCC nvcc PATHS /usr/local/cuda/bin)
 
 # Where nvcc's headers and libraries are, by its own word: the nvcc in the PATH may be a link or a script that calls

@@ -84,6 +84,25 @@ determinism() {
   done
 }
 
+# The op tests under a tool of compute-sanitizer, in parts beside each other: one after another they take over ten minutes in racecheck.
+sanitize_ops() {
+  local tool=$1 n=6 i pids=()
+  printf '\n== compute-sanitizer --tool %s over the op tests, in %d parts\n' "$tool" "$n"
+  for ((i = 0; i < n; ++i)); do
+    GTEST_TOTAL_SHARDS=$n GTEST_SHARD_INDEX=$i compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/cuda_test" --gtest_brief=1 --gtest_filter='*TwiceInARow*' \
+      >"$scratch/sanitize_$i.log" 2>&1 &
+    pids+=($!)
+  done
+  for ((i = 0; i < n; ++i)); do
+    if wait "${pids[$i]}"; then
+      tail -1 "$scratch/sanitize_$i.log"
+    else
+      tail -30 "$scratch/sanitize_$i.log"
+      failed=1
+    fi
+  done
+}
+
 sanitize() {
   command -v compute-sanitizer >/dev/null || { echo 'compute-sanitizer is not installed: skipped'; return; }
   local tool all experts
@@ -91,7 +110,7 @@ sanitize() {
   all=$(field "$scratch/all.json" 'd["ram_bytes"]')
   experts=$(field "$scratch/all.json" 'd["expert_bytes"]')
   for tool in memcheck racecheck initcheck; do
-    run compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/cuda_test" --gtest_brief=1 --gtest_filter='*TwiceInARow*'
+    sanitize_ops "$tool"
     run compute-sanitizer --tool "$tool" --error-exitcode 1 "$moeflux" bench models/demo --backend cuda -p 40 -n 6 -r 1 --no-probe
     run compute-sanitizer --tool "$tool" --error-exitcode 1 "$moeflux" bench models/demo --backend cuda --chunk 16 --vram $((all - experts / 2)) -p 40 -n 6 -r 1 --no-probe
   done

@@ -21,6 +21,7 @@ struct CudaDeviceInfo {
   std::string name;
   int n_processors = 0;
   int capability = 0;  // 90 for 9.0
+  int code = 0;        // the capability that this build's code for it was made for; 0: there is none
   std::size_t free_bytes = 0, total_bytes = 0;
   int driver = 0, runtime = 0;  // versions of CUDA: 12040 for 12.4
 };

@@ -445,6 +445,22 @@ bool score_rows(CudaStream& s, const AttentionArgs& a);
 bool value_rows(CudaStream& s, const AttentionArgs& a);
 
 // Keys that need no conversion and are not too wide: 16 bytes at a time, all of a tile at once.
+// The end of dimension d of a query row in one group of keys: its part where groups are merged afterwards, else with the sink and divided.
+__device__ inline void put_value(const AttentionArgs& a, int token, int head, int group, int d, float m, float l, float acc) {
+  if (a.partials != nullptr) {
+    float* to = a.partials + ((static_cast<std::int64_t>(token) * a.n_heads + head) * a.n_groups + group) * (a.vd + 2);
+    if (d == 0) to[0] = m, to[1] = l;
+    to[2 + d] = acc;
+    return;
+  }
+  if (a.sinks != nullptr) {
+    const float best = m > a.sinks[head] ? m : a.sinks[head], c = math::exp(m - best);
+    l = math::fma(l, c, math::exp(a.sinks[head] - best));
+    acc = acc * c;
+  }
+  a.y[token * a.y_token + head * a.y_head + d] = acc * (1.0f / l);
+}
+
 inline constexpr int kWholeDims = 256;
 inline bool whole_tile(const AttentionArgs& a) { return !a.f16 && a.k_vectors && a.hd % 16 == 0 && a.hd <= kWholeDims; }
 

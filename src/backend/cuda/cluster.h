@@ -1,4 +1,5 @@
-// Blocks of a cluster and the barriers between them, by name: what compute capability 9.0 and newer have. Only for CUDA sources.
+// Blocks of a cluster and the barriers between them, by name: what compute capability 9.0 and newer have (MOEFLUX_CLUSTERS). Only for
+// CUDA sources; code for older devices has kernels of clusters without a body, and they are never launched (Traits).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +9,9 @@
 namespace moeflux::backend::cuda {
 
 __device__ inline std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define MOEFLUX_CLUSTERS 1
 
 // ---- barriers: `address` is 8 bytes of shared memory
 
@@ -66,5 +70,7 @@ __device__ inline void cluster_go() { asm volatile("barrier.cluster.wait.aligned
 __device__ inline void store_there(std::uint32_t to, float v, std::uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(v)), "r"(barrier) : "memory");
 }
+
+#endif
 
 }  // namespace moeflux::backend::cuda

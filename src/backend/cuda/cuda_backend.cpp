@@ -10,7 +10,23 @@
 namespace moeflux::backend {
 namespace cuda {
 
-CudaStream::CudaStream(int device, DeviceAllocator& allocator) : device_(device), allocator_(allocator) {
+Traits traits_of(int device) {
+  constexpr std::size_t kShared8 = std::size_t{99} << 10;
+  const int code = code_capability();
+  cudaDeviceProp p{};
+  check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
+  if (code == 0) {
+    fail(ErrorCode::Unsupported, "{} has compute capability {}.{}, and this build has no code for it (see docs/gpu.md): run on the CPU with --backend cpu", p.name, p.major, p.minor);
+  }
+  Traits t;
+  t.shared_bytes = p.sharedMemPerBlockOptin;
+  if (code < 90) t.shared_bytes = std::min(t.shared_bytes, kShared8);
+  t.overlap = t.clusters = code >= 90;
+  t.warpgroups = code >= 90 && p.major == 9 && p.minor == 0;  // no part of later capabilities
+  return t;
+}
+
+CudaStream::CudaStream(int device, const Traits& t, DeviceAllocator& allocator) : traits(t), device_(device), allocator_(allocator) {
   check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   check_cuda(cudaMalloc(reinterpret_cast<void**>(&step_inputs), (kStepTokens + 1) * 4), "allocating a stream's inputs");
   check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&step_host), (kStepTokens + 1) * 4, cudaHostAllocPortable), "pinning a stream's inputs");
@@ -63,16 +79,15 @@ CudaStream::Position CudaStream::position(std::int64_t pos) const {
   return {nullptr, static_cast<std::int32_t>(pos)};
 }
 
-CudaBackend::CudaBackend(int device) : device_(device), allocator_(device), pinned_(device), copier_(device), units_(device) {
+CudaBackend::CudaBackend(int device) : device_(device), traits_(traits_of(device)), allocator_(device), pinned_(device), copier_(device), units_(device) {
   cudaDeviceProp p{};
   check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
   name_ = fmt::format("cuda {}, {}", device, p.name);
-  clusters_ = p.major >= 9;
 }
 
 std::unique_ptr<Stream> CudaBackend::create_stream() {
   check_cuda(cudaSetDevice(device_), "choosing the device");
-  return std::make_unique<CudaStream>(device_, allocator_);
+  return std::make_unique<CudaStream>(device_, traits_, allocator_);
 }
 
 CudaStream& CudaBackend::use(Stream& stream, Known known) const {
@@ -158,6 +173,7 @@ CudaDeviceInfo cuda_device_info(int device) {
   info.name = p.name;
   info.n_processors = p.multiProcessorCount;
   info.capability = p.major * 10 + p.minor;
+  info.code = cuda::code_capability();
   cudaDriverGetVersion(&info.driver);
   cudaRuntimeGetVersion(&info.runtime);
   cuda::check_cuda(cudaMemGetInfo(&info.free_bytes, &info.total_bytes), "asking for free memory");
@@ -184,8 +200,9 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
   if (options.device < 0 || options.device >= n)
     fail(ErrorCode::InvalidArgument, "there is no CUDA device {}: this machine has {}", options.device, n);
   const CudaDeviceInfo info = cuda_device_info(options.device);
-  if (info.capability < 90)
-    fail(ErrorCode::Unsupported, "{} has compute capability {}.{}; this build has code for 9.0 and newer: run on the CPU with --backend cpu", info.name, info.capability / 10, info.capability % 10);
+  constexpr int kOldest = 80;  // the first with 8-bit products of this shape and copies past the registers
+  if (info.capability < kOldest)
+    fail(ErrorCode::Unsupported, "{} has compute capability {}.{}, 8.0 is the oldest that is supported: run on the CPU with --backend cpu", info.name, info.capability / 10, info.capability % 10);
   return std::make_unique<cuda::CudaBackend>(options.device);
 }
 

@@ -27,6 +27,19 @@ inline void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) raise(status, what);
 }
 
+// What kernels may count on: what the device has, less what the code lacks that its driver has chosen. Code for 8.x has none of the three
+// and takes no more shared memory than every device of 8.x has.
+struct Traits {
+  std::size_t shared_bytes = 0;  // most of a block
+  bool overlap = false;          // kernels that start before the one before has ended (device.h)
+  bool clusters = false;         // blocks that wait for each other in groups (cluster.h)
+  bool warpgroups = false;       // products of four warps (warpgroup.h)
+};
+// Unsupported where this build has no code for the device.
+Traits traits_of(int device);
+// The capability this build's code for the current device was made for, 90 for 9.0; 0: there is none.
+int code_capability();
+
 // Memory of one device; zero-filled.
 class DeviceAllocator final : public Allocator {
  public:
@@ -119,8 +132,10 @@ class WaitingOp {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device, DeviceAllocator& allocator);
+  CudaStream(int device, const Traits& traits, DeviceAllocator& allocator);
   ~CudaStream() override;
+
+  const Traits traits;
 
   cudaStream_t handle() const noexcept { return stream_; }
   // At least `bytes`; contents are not kept when it grows. Growing waits for the stream and forgets recordings, whose
@@ -220,7 +235,7 @@ class CudaBackend final : public Backend {
   void set_device() const { check_cuda(cudaSetDevice(device_), "choosing the device"); }
 
   int device_;
-  bool clusters_ = false;  // blocks that wait for each other in groups
+  Traits traits_;
   std::string name_;
   DeviceAllocator allocator_;
   PinnedAllocator pinned_;
@@ -229,7 +244,7 @@ class CudaBackend final : public Backend {
 };
 
 // Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages. `cluster` neighbouring blocks
-// run at the same time and may wait for each other.
+// run at the same time and may wait for each other (Traits::clusters).
 template <class... Params, class... Args>
 void launch_clusters(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 grid, int cluster, int threads, std::size_t shared_bytes, const Args&... args) {
   cudaLaunchConfig_t config{};
@@ -239,7 +254,7 @@ void launch_clusters(CudaStream& s, const char* what, void (*kernel)(Params...),
   config.stream = s.handle();
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  if (s.overlap) {
+  if (s.overlap && s.traits.overlap) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -113,10 +113,10 @@ void CudaBackend::execute(Stream& stream, const Attention& op) {
   a.q_vectors = reinterpret_cast<std::uintptr_t>(a.q) % 16 == 0 && a.q_token % 4 == 0 && a.q_head % 4 == 0 && a.hd % 4 == 0;
   a.k_vectors = reinterpret_cast<std::uintptr_t>(a.k) % size == 0 && a.k_row % 4 == 0 && a.k_head % 4 == 0;
   a.v_vectors = reinterpret_cast<std::uintptr_t>(a.v) % size == 0 && a.v_row % 4 == 0 && a.v_head % 4 == 0;
-  if (a.vd > 512 || Shape<16, 512>::bytes(a.hd, true) > 200u << 10) raise(cudaErrorNotSupported, "attention with heads of this width");
+  if (a.vd > 512 || Shape<16, 512>::bytes(a.hd, true) > s.traits.shared_bytes) raise(cudaErrorNotSupported, "attention with heads of this width");
   if (a.n_tokens <= kMatvecTokens)
     attend_few(s, a);
-  else if (a.vd > 256 || Shape<32, 256>::bytes(a.hd, true) > 112u << 10)
+  else if (a.vd > 256 || Shape<32, 256>::bytes(a.hd, true) > std::min<std::size_t>(s.traits.shared_bytes, 112u << 10))
     run_many<16, 512>(s, a);
   else if (a.vd > 128)
     run_many<32, 256>(s, a);

@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) score_kernel(const __gri
 
 constexpr int kValueThreads = 128;  // a dimension each
 
-// Values of some tiles are on their way to shared memory while those of another are added.
-constexpr int kValueStages = 3;
+// Values of f32 come to shared memory by tiles, in a ring: all stages but one are on their way while the one is added. f16 has no ring.
+constexpr int kMostStages = 3, kFewStages = 2;
 constexpr int kValueStage = kTile * kValueThreads;  // floats
-constexpr std::size_t kValueRing = sizeof(float) * kValueStage * kValueStages;
+constexpr std::size_t ring_bytes(int stages) { return sizeof(float) * kValueStage * static_cast<std::size_t>(stages); }
 
 // acc[r] += p * value over n keys of a tile, one fma each in ascending keys. Batches of loads come before their fmas.
 template <int Rows>
@@ -99,9 +99,11 @@ __device__ inline void add_values(const float* values, float (*p)[Rows], int n, 
 }
 
 // Rows of one kv head over one group of keys: probabilities of all tiles first, then the chains of fmas.
-template <int Rows, bool F16>
+template <int Rows, int Stages>
 __global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_constant__ AttentionArgs a) {
-  extern __shared__ __align__(16) float ring[];  // F32: kValueRing
+  extern __shared__ __align__(16) float ring[];
+  constexpr bool F16 = Stages == 0;
+  constexpr int kStages = F16 ? kMostStages : Stages;
   constexpr int kTiles = static_cast<int>(Attention::kGroupTiles);
   __shared__ __align__(16) float p[kGroupKeys][Rows];
   __shared__ float top[Rows][kTiles], factor[Rows][kTiles], sum[Rows][kTiles], m[Rows], l[Rows];
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_const
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, n = min(kTile, n_keys - tile * kTile);
     if (copies && d0 + lane * 4 < a.vd) {
       const float* from = reinterpret_cast<const float*>(a.v) + value_at + d0 + lane * 4 + static_cast<std::int64_t>(tile * kTile + warp) * a.v_row;
-      float* to = ring + tile % kValueStages * kValueStage + warp * kValueThreads + lane * 4;
+      float* to = ring + tile % kStages * kValueStage + warp * kValueThreads + lane * 4;
 #pragma unroll 4
       for (int key = warp; key < n; key += kValueThreads / kWarp, from += kValueThreads / kWarp * a.v_row, to += kValueThreads / kWarp * kValueThreads)
         __pipeline_memcpy_async(to, from, 16);
@@ -131,7 +133,7 @@ __global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_const
   };
   if constexpr (!F16) {
 #pragma unroll 1
-    for (int tile = 0; tile + 1 < kValueStages; ++tile) fetch(tile);
+    for (int tile = 0; tile + 1 < kStages; ++tile) fetch(tile);
   }
   begin_kernel();
   if (threadIdx.x < Rows) {
@@ -233,10 +235,10 @@ __global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_const
   if (copies) {
 #pragma unroll 1
     for (int tile = 0; tile < n_tiles; ++tile) {
-      __pipeline_wait_prior(kValueStages - 2);
+      __pipeline_wait_prior(kStages - 2);
       __syncthreads();  // everyone's copies of this tile are there, and nobody reads the stage that is filled next
-      fetch(tile + kValueStages - 1);
-      const float* values = ring + tile % kValueStages * kValueStage + threadIdx.x;
+      fetch(tile + kStages - 1);
+      const float* values = ring + tile % kStages * kValueStage + threadIdx.x;
 #pragma unroll
       for (int r = 0; r < Rows; ++r) acc[r] = acc[r] * factor[r][tile];
       const int n = min(kTile, block_end - tile * kTile);
@@ -271,21 +273,7 @@ __global__ void __launch_bounds__(kValueThreads) value_kernel(const __grid_const
   if (d >= a.vd) return;
 #pragma unroll
   for (int r = 0; r < Rows; ++r) {
-    if (range[r][1] == 0) continue;
-    if (a.partials != nullptr) {
-      float* to = a.partials + (row_of(r) * a.n_groups + group) * (a.vd + 2);
-      if (d == 0) to[0] = m[r], to[1] = l[r];
-      to[2 + d] = acc[r];
-      continue;
-    }
-    float total = l[r], c = 1.0f;
-    const int h = kv * a.shared_heads + (r0 + r) % a.shared_heads;
-    if (a.sinks != nullptr) {
-      const float best = m[r] > a.sinks[h] ? m[r] : a.sinks[h];
-      c = math::exp(m[r] - best);
-      total = math::fma(total, c, math::exp(a.sinks[h] - best));
-    }
-    a.y[token(r) * a.y_token + h * a.y_head + d] = (a.sinks != nullptr ? acc[r] * c : acc[r]) * (1.0f / total);
+    if (range[r][1] != 0) put_value(a, token(r), kv * a.shared_heads + (r0 + r) % a.shared_heads, group, d, m[r], l[r], acc[r]);
   }
 }
 
@@ -302,8 +290,10 @@ void attend_few(CudaStream& s, AttentionArgs a) {
   const auto slices = static_cast<unsigned>(ceil_div(a.vd, kValueThreads));
   // Rows that share loads of values: more where there are blocks enough.
   const auto values = [&]<int Rows>() {
-    launch_large(s, "Attention: values", a.f16 ? value_kernel<Rows, true> : value_kernel<Rows, false>, dim3(n_kv * ((rows + Rows - 1) / Rows), groups, slices), kValueThreads,
-                 a.f16 ? 0 : kValueRing, a);
+    constexpr std::size_t kRowBytes = sizeof(float) * (kGroupKeys + 64);  // more than what a row takes beside the ring
+    const bool most = ring_bytes(kMostStages) + Rows * kRowBytes <= s.traits.shared_bytes;
+    const auto kernel = a.f16 ? value_kernel<Rows, 0> : most ? value_kernel<Rows, kMostStages> : value_kernel<Rows, kFewStages>;
+    launch_large(s, "Attention: values", kernel, dim3(n_kv * ((rows + Rows - 1) / Rows), groups, slices), kValueThreads, a.f16 ? 0 : ring_bytes(most ? kMostStages : kFewStages), a);
   };
   if (value_rows(s, a)) {
     // as many blocks as processors had to be enough

@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kScoreThreads) score_rows_kernel(const __grid_
 constexpr int kSliceDims = kWarp;  // dimensions of a block
 constexpr int kRowWarps = 4;       // of a row; the first of them adds up the values
 constexpr int kGroupTiles = static_cast<int>(Attention::kGroupTiles);
+constexpr std::size_t kTileBytes = 2 * sizeof(float) * kGroupTiles;  // of a row, beside that
 inline std::size_t slice_bytes(int rows) { return sizeof(float) * static_cast<std::size_t>(kGroupKeys) * static_cast<std::size_t>(kSliceDims + rows); }
 
 // The group's values of a slice are on their way before scores are waited for; rows share them.
@@ -215,28 +216,15 @@ __global__ void __launch_bounds__(Rows * kRowWarps * kWarp) value_rows_kernel(co
   __syncthreads();
   if (!has || threadIdx.x / kWarp % kRowWarps != 0) return;
   const float acc = warp_values(slice, x.p, x.factor, x.begin, x.end), m = __shfl_sync(kAll, x.best, (x.end - 1) / kTile);
-  float total = x.total(), c = 1.0f;
-  const int d = d0 + lane;
-  if (d >= a.vd) return;
-  if (a.partials != nullptr) {
-    float* to = a.partials + (row * a.n_groups + group) * (a.vd + 2);
-    if (d == 0) to[0] = m, to[1] = total;
-    to[2 + d] = acc;
-    return;
-  }
-  if (a.sinks != nullptr) {
-    const float best = m > a.sinks[h] ? m : a.sinks[h];
-    c = math::exp(m - best);
-    total = math::fma(total, c, math::exp(a.sinks[h] - best));
-  }
-  a.y[token(r) * a.y_token + h * a.y_head + d] = (a.sinks != nullptr ? acc * c : acc) * (1.0f / total);
+  const float total = x.total();  // by all lanes
+  if (const int d = d0 + lane; d < a.vd) put_value(a, token(r), h, group, d, m, total, acc);
 }
 
 template <int Rows>
 bool launch_values(CudaStream& s, const AttentionArgs& a) {
   const int rows = a.n_tokens * a.shared_heads;
   const dim3 grid(static_cast<unsigned>(a.n_heads / a.shared_heads * ceil_div(rows, Rows)), static_cast<unsigned>(a.n_groups), static_cast<unsigned>(ceil_div(a.vd, kSliceDims)));
-  if (grid.x * grid.y * grid.z > kMostBlocks) return false;
+  if (grid.x * grid.y * grid.z > kMostBlocks || slice_bytes(Rows) + kTileBytes * Rows > s.traits.shared_bytes) return false;
   launch_large(s, "Attention: values", value_rows_kernel<Rows>, grid, Rows * kRowWarps * kWarp, slice_bytes(Rows), a);
   return true;
 }

@@ -579,20 +579,12 @@ bool in_sixteens(const TensorView& v, std::int64_t element_bytes) {
   return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.stride(0) % per_unit == 0 && v.stride(1) % per_unit == 0;
 }
 
-bool has_warpgroups() {
-  int device = 0, major = 0, minor = 0;
-  check_cuda(cudaGetDevice(&device), "asking for the device");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "asking for the device's capability");
-  check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking for the device's capability");
-  return major == 9 && minor == 0;  // these instructions are no part of later capabilities
-}
-
 bool fits(const Attention& op) {
   const std::int64_t hd = op.q.dim(2), n_heads = op.q.dim(1);
   if (op.precision != Precision::Fast || op.k.dim(1) != 1 || n_heads % 16 != 0) return false;
   if (!(op.scale > 0.0f) || hd <= kValues || hd > kWidth || hd % 16 != 0 || op.v.dim(2) != kValues) return false;
   if (op.k.data != op.v.data || op.k.stride(0) != op.v.stride(0) || op.window != 0 || !op.sinks.empty()) return false;
-  return in_sixteens(op.q, 4) && in_sixteens(op.y, 4) && in_sixteens(op.k, op.k.dtype == DType::F16 ? 2 : 4) && has_warpgroups();
+  return in_sixteens(op.q, 4) && in_sixteens(op.y, 4) && in_sixteens(op.k, op.k.dtype == DType::F16 ? 2 : 4);
 }
 
 template <bool F16, int Cluster>
@@ -606,7 +598,7 @@ void launch_splits(CudaStream& s, const MlaArgs& a, dim3 blocks) {
 }  // namespace
 
 bool run_latent_attention(CudaStream& s, const Attention& op) {
-  if (!fits(op)) return false;
+  if (!s.traits.warpgroups || !fits(op)) return false;
   constexpr float kLog2e = 1.44269504f;
   const bool f16 = op.k.dtype == DType::F16;
   MlaArgs a{};

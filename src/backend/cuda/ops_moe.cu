@@ -31,41 +31,21 @@ struct CombineArgs {
   int n_ranks;
 };
 
-// h[t][i] + the experts' rows: what becomes of it.
-__device__ inline float combined(const CombineArgs& a, std::int64_t t, int i) {
-  const float* weights = a.weights.row(t);
-  const float* row = a.rows + t * a.token_stride + i;
-  float s = 0.0f;
-#pragma unroll 8
-  for (int r = 0; r < a.n_ranks; ++r) s = math::fma(weights[r], row[r * a.row_stride], s);
-  if (a.shared.data != nullptr) {
-    const float x = a.shared.row(t)[i];
-    s = a.shared_gate.data != nullptr ? math::fma(math::sigmoid(*a.shared_gate.row(t)), x, s) : s + x;
-  }
-  return a.h.row(t)[i] + s;
-}
-
-__global__ void combine_kernel(CombineArgs a) {
-  begin_kernel();
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  const std::int64_t t = blockIdx.y;
-  if (i < a.h.width) a.h.row(t)[i] = combined(a, t, i);
-}
-
-// combined() of the first token's columns i0, i0 + blockDim.x, .. below n. All loads are under way before one is waited for: the kernel
+// h + the experts' rows for columns i0, i0 + blockDim.x, .. below n of token t. All loads are under way before one is waited for: the kernel
 // behind this one asks for its weights meanwhile, and a load that is issued later waits for them, too.
 template <int N>
-__device__ inline void combined_batch(const CombineArgs& a, int i0, int n, float (&out)[N]) {
+__device__ inline void combined(const CombineArgs& a, std::int64_t t, int i0, int n, float (&out)[N]) {
   constexpr int kRanks = 8;  // on their way at once
-  const float *rows = a.rows, *weights = a.weights.data, *shared = a.shared.data;
+  const float *rows = a.rows + t * a.token_stride, *weights = a.weights.row(t), *own = a.h.row(t);
+  const float *shared = a.shared.data != nullptr ? a.shared.row(t) : nullptr, *shared_gate = a.shared_gate.data != nullptr ? a.shared_gate.row(t) : nullptr;
   int at[N];
   float h[N], x[N] = {}, s[N] = {};
 #pragma unroll
   for (int k = 0; k < N; ++k) at[k] = min(i0 + k * static_cast<int>(blockDim.x), n - 1);
-  const float gate = a.shared_gate.data != nullptr ? *a.shared_gate.data : 0.0f;
+  const float gate = shared_gate != nullptr ? *shared_gate : 0.0f;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    h[k] = a.h.data[at[k]];
+    h[k] = own[at[k]];
     if (shared != nullptr) x[k] = shared[at[k]];
   }
 #pragma unroll 1
@@ -84,12 +64,22 @@ __device__ inline void combined_batch(const CombineArgs& a, int i0, int n, float
 #pragma unroll
         for (int k = 0; k < N; ++k) s[k] = math::fma(w[r], v[r][k], s[k]);
   }
-  const float factor = a.shared_gate.data != nullptr ? math::sigmoid(gate) : 1.0f;
+  const float factor = shared_gate != nullptr ? math::sigmoid(gate) : 1.0f;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    if (shared != nullptr) s[k] = a.shared_gate.data != nullptr ? math::fma(factor, x[k], s[k]) : s[k] + x[k];
+    if (shared != nullptr) s[k] = shared_gate != nullptr ? math::fma(factor, x[k], s[k]) : s[k] + x[k];
     out[k] = h[k] + s[k];
   }
+}
+
+__global__ void combine_kernel(CombineArgs a) {
+  begin_kernel();
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  const std::int64_t t = blockIdx.y;
+  if (i >= a.h.width) return;
+  float sum[1];
+  combined(a, t, i, a.h.width, sum);
+  a.h.row(t)[i] = sum[0];
 }
 
 // The same for one token, and the norm of the result: one block.
@@ -104,7 +94,7 @@ __global__ void __launch_bounds__(1024) combine_norm_kernel(CombineArgs a, float
   begin_kernel();
   for (int i0 = threadIdx.x; i0 < n; i0 += kEarly * static_cast<int>(blockDim.x)) {
     float v[kEarly];
-    combined_batch(a, i0, n, v);
+    combined(a, 0, i0, n, v);
 #pragma unroll
     for (int k = 0; k < kEarly; ++k)
       if (const int i = i0 + k * static_cast<int>(blockDim.x); i < n) a.h.data[i] = row[i] = v[k];

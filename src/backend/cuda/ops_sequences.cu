@@ -30,7 +30,7 @@ struct DeltaMixArgs {
 };
 
 // Columns [at, at + n) of a row of `cols` values in 8 bits, by one warp; n is a multiple of kKnownGroup.
-__device__ inline void put_known_head(const float* x, int n, int at, int cols, int lane, std::byte* to) {
+[[maybe_unused]] __device__ inline void put_known_head(const float* x, int n, int at, int cols, int lane, std::byte* to) {
   const QuantizedX q = quantized_at(to, cols, kKnownGroup);
   for (int i0 = 0; i0 < n; i0 += kWarp * 8) {
     const int i = i0 + lane * 8;
@@ -59,6 +59,7 @@ __device__ inline void load_values(const float* from, float (&to)[N]) {
 // value heads of a key head convolve the same channels, so their blocks are a cluster, and the first one moves the channels' state on when
 // all have read it. Small blocks, because the kernel before leaves no room for large ones until it ends.
 __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_constant__ DeltaMixArgs a) {
+#ifdef MOEFLUX_CLUSTERS
   constexpr int N = kMostDim / 16;
   constexpr int kPart = 2 * N + 4;  // a thread's values of a key side by side, the next thread's in other banks
   __shared__ float x[3 * kMostDim], out[kMostDim], factors[3], gates[2];
@@ -181,6 +182,7 @@ __global__ void __launch_bounds__(kMostDim * 8) delta_mix_kernel(const __grid_co
   if (convolves && (!shares || (rank == 0 && sub == 0)))
 #pragma unroll
     for (int j = 0; j + 1 < kTaps; ++j) a.conv_state[static_cast<std::int64_t>(j) * a.n_channels + channel] = u[j + 1];
+#endif
 }
 
 // ---- HeadInputs
@@ -250,7 +252,7 @@ __global__ void __launch_bounds__(kHeadThreads) head_inputs_kernel(const __grid_
 void CudaBackend::run_sequence(Stream& stream, const DeltaMix& m) {
   const GatedDelta& d = m.delta;
   const auto dk = static_cast<int>(d.q.dim(2)), dv = static_cast<int>(d.v.dim(2)), n_k = static_cast<int>(d.q.dim(1)), n_v = static_cast<int>(d.v.dim(1));
-  if (m.conv.u.dim(0) != 1 || m.conv.w.dim(1) != kTaps || !clusters_ || dk > kMostDim || dv > kMostDim || n_v % n_k != 0 || n_v / n_k > kMostCluster)
+  if (m.conv.u.dim(0) != 1 || m.conv.w.dim(1) != kTaps || !traits_.clusters || dk > kMostDim || dv > kMostDim || n_v % n_k != 0 || n_v / n_k > kMostCluster)
     return Backend::run_sequence(stream, m);
   int parts = 4;
   while (dv % parts != 0 || parts * (n_v / n_k) > kMostCluster) parts /= 2;

@@ -37,6 +37,17 @@ __global__ void choice_check_kernel(std::int32_t* ids, int top_k, const ChoiceCh
 
 }  // namespace
 
+int code_capability() {
+  cudaFuncAttributes a{};
+  const cudaError_t status = cudaFuncGetAttributes(&a, slot_check_kernel);
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidKernelImage || status == cudaErrorUnsupportedPtxVersion) {
+    cudaGetLastError();
+    return 0;
+  }
+  check_cuda(status, "asking for a kernel's code");
+  return a.ptxVersion;
+}
+
 void* gate_function() { return reinterpret_cast<void*>(gate_kernel); }
 
 void launch_slot_check(CudaStream& s, const SlotCheck& c, const std::int32_t* serial, UnitPostMemory* post, std::int32_t* mark) {
