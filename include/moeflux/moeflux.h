@@ -59,7 +59,7 @@ typedef struct mf_engine_params {
   const char* model;                /* folder with config.json and safetensors */
   int32_t n_threads;                /* < 1: one per usable core */
   int32_t precision;                /* MF_PRECISION_.. */
-  const char* isa;                  /* NULL or "": the best of this CPU; "avx512", "avx2", "scalar" */
+  const char* isa;                  /* NULL or "": the best of this CPU; "avx512vnni", "avx2", .. force one */
   mf_log_callback on_log;           /* may be NULL; called as long as the engine lives */
   mf_progress_callback on_progress; /* may be NULL */
   void* user_data;                  /* for both */

@@ -164,6 +164,16 @@ void attention_cases(const Visitor& visit) {
     attention_case(visit, seed++, {7, 8, 1, 80, 1020, 0, f16, false, 64, true});
     attention_case(visit, seed++, {1, 4, 1, 19, 2100, 0, f16, false, 13, true});
   }
+  // Heads together: widths that are no multiple of a kernel's block of columns, values wider and narrower than keys, latent caches.
+  for (const bool f16 : {false, true})
+    for (const std::int64_t ratio : {2, 3, 6, 9}) {
+      attention_case(visit, seed++, {2, ratio, 1, 256, 61, ratio == 6 ? 65 : 0, f16, ratio % 2 == 0});
+      attention_case(visit, seed++, {1, 2 * ratio, 2, 160, 1024, ratio == 3 ? 70 : 0, f16, ratio == 9});
+      attention_case(visit, seed++, {2, 2 * ratio, 2, 64, 129, 0, f16, ratio == 2, 96});
+      attention_case(visit, seed++, {ratio == 3 ? 35 : 2, 2 * ratio, 2, 96, 90, 0, f16, true, 32});
+      attention_case(visit, seed++, {1, ratio, 1, 160, 1090, ratio == 6 ? 100 : 0, f16, false, 128, true});
+      attention_case(visit, seed++, {ratio == 9 ? 33 : 2, 2 * ratio, 1, 96, 90, 0, f16, false, 64, true});
+    }
   // The heads of one token or two whose rows lie side by side, as in a model.
   for (const std::int64_t pos0 : {0, 15, 16, 63, 64, 515, 1023, 1024, 2100, 4000})
     for (const std::int64_t window : {0, 100, 1100})

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include <fmt/format.h>
 
@@ -102,6 +103,21 @@ void matmul_case(const Visitor& visit, unsigned seed, std::int64_t t, std::int64
   visit(c);
 }
 
+// Largest codes and 8-bit activations of one sign: sums of products come to what they can be at most.
+void largest_case(const Visitor& visit, unsigned seed, std::int64_t t, const quant::Format& format, float x) {
+  constexpr std::int64_t kRows = 19, kCols = 1152;
+  OpCase<MatMul> c(fmt::format("MatMul {} x [{}, {}] largest codes, all x {}", format.name(), t, kCols, x), seed);
+  c.op.x = c.memory.random({t, kCols});
+  std::fill_n(c.op.x.f32(), t * kCols, x);
+  c.op.precision = Precision::Fast;
+  const quant::MatrixView w = c.memory.matrix(kRows, kCols, format);
+  const int largest = format.kind == quant::FormatKind::Mxfp4 ? 0x77 : 0xff;
+  std::memset(const_cast<std::byte*>(w.data), largest, static_cast<std::size_t>(kRows) * w.row_bytes());  // the case's own memory
+  c.parts.push_back({w, {}, c.memory.output({t, kRows})});
+  c.bound = bound_of;
+  visit(c);
+}
+
 }  // namespace
 
 void matmul_cases(const Visitor& visit) {
@@ -169,6 +185,17 @@ void matmul_cases(const Visitor& visit) {
       const std::int64_t n = some_rows[seed % 3];
       matmul_case(visit, seed++, 1, 128 * units, {{n, f, units % 2 == 0}}, Precision::Fast);
     }
+  // The same for units of 64 codes, where a row has an odd number of them.
+  for (const quant::Format& f : four_bits)
+    for (const std::int64_t units : {5, 7, 9, 13, 15, 17, 33}) {
+      if (f.group > 64) continue;
+      const std::int64_t n = some_rows[seed % 3] - 7;
+      matmul_case(visit, seed++, 1, 64 * units, {{n, f, units % 4 == 1}}, Precision::Fast);
+    }
+  for (const quant::Format& f : all_formats())
+    for (const std::int64_t t : {1, 5})
+      if (f.kind == quant::FormatKind::Affine || f.kind == quant::FormatKind::Mxfp4)
+        for (const float x : {1.0f, -1.0f}) largest_case(visit, seed++, t, f, x);
 }
 
 }  // namespace moeflux::backend::cases

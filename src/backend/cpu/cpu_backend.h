@@ -19,7 +19,7 @@ struct CpuOptions {
 // is unknown or that this CPU does not have (the message lists those it has).
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
-// Best first: "avx512vnni", "amx", "avx512", "avx2", "scalar"; on ARM "neon", "scalar".
+// Best first: "avx512vnni", "amx", "avx512", "avx2vnni", "avx2", "scalar"; on ARM "neon", "scalar".
 std::vector<std::string> supported_isas();
 
 }  // namespace moeflux::backend

@@ -11,7 +11,8 @@ namespace {
 std::vector<const cpu::KernelTable*> available_tables() {
   std::vector<const cpu::KernelTable*> tables;
   // Best first. AMX stands behind avx512vnni: it is chosen by name.
-  for (const cpu::KernelTable* t : {cpu::avx512vnni_table(), cpu::amx_table(), cpu::avx512_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
+  for (const cpu::KernelTable* t :
+       {cpu::avx512vnni_table(), cpu::amx_table(), cpu::avx512_table(), cpu::avx2vnni_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
     if (t != nullptr) tables.push_back(t);
   return tables;
 }

@@ -60,7 +60,7 @@ struct HeadSplit {
 HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int n_threads,
                       bool tiles) noexcept {
   const std::int64_t n_kv = op.k.dim(1), shared = op.q.dim(1) / n_kv;
-  if (!tiles || shared < 2 || op.q.dim(2) % 32 != 0 || op.q.dim(2) != op.v.dim(2)) return {1, shared, n_kv};
+  if (!tiles || shared < 2 || op.q.dim(2) % 32 != 0 || op.v.dim(2) % 32 != 0) return {1, shared, n_kv};
   const std::int64_t most = (shared + 7) / 8 * n_kv * n_tokens_and_groups >= n_threads ? 8 : 4;
   const std::int64_t n = (shared + most - 1) / most;
   return {(shared + n - 1) / n, n, n_kv};

@@ -23,23 +23,13 @@ MOEFLUX_TARGET_BEGIN("avx2,fma,f16c")
 #include "backend/cpu/kernels/simd_avx2.h"
 
 namespace moeflux::backend::cpu::avx2 {
-// clang-format off: the order is a dependency
-#include "backend/cpu/kernels/generic/math.inl"
-#include "backend/cpu/kernels/generic/elementwise.inl"
-#include "backend/cpu/kernels/generic/matmul.inl"
-#include "backend/cpu/kernels/generic/head_matmul.inl"
-#include "backend/cpu/kernels/generic/attention.inl"
-#include "backend/cpu/kernels/generic/delta.inl"
-#include "backend/cpu/kernels/generic/table.inl"
-#include "backend/cpu/kernels/avx2/bytes.inl"
-#include "backend/cpu/kernels/generic/panels.inl"
-// clang-format on
+#include "backend/cpu/kernels/avx2/table.inl"
 }  // namespace moeflux::backend::cpu::avx2
 
 MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
 const KernelTable* avx2_table() noexcept {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kPanelTable : nullptr;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &avx2::kAvx2Table : nullptr;
 }
 }  // namespace moeflux::backend::cpu
 

@@ -161,8 +161,8 @@ struct KernelTable {
                      std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
                      std::int32_t* sx_out) noexcept;
   // attention_group for up to 8 query heads of one kv head, q_stride apart, but going on from the states it finds:
-  // state[0 .. n_heads), n_heads a multiple of 4 and at least n_queries, all with an acc; a.scores holds 8 tiles. head_dim is
-  // a multiple of 32. Null: not here.
+  // state[0 .. n_heads), n_heads a multiple of 4 and at least n_queries, all with an acc; a.scores holds 8 tiles. head_dim and
+  // v_dim are multiples of 32. Null: not here.
   void (*attention_heads)(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* state,
                           int n_heads) noexcept;
 };
@@ -170,6 +170,7 @@ struct KernelTable {
 // Null where this build or this CPU does not have the instruction set.
 const KernelTable* scalar_table() noexcept;
 const KernelTable* avx2_table() noexcept;
+const KernelTable* avx2vnni_table() noexcept;
 const KernelTable* avx512_table() noexcept;
 const KernelTable* avx512vnni_table() noexcept;
 const KernelTable* amx_table() noexcept;

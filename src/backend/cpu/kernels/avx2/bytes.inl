@@ -1,5 +1,6 @@
 // Products of bytes with AVX2, for generic/panels.inl. vpmaddubsw adds two products in 16 bits and would saturate: two
 // products of 127 * 127 fit, so codes of up to 7 bits are exact, and 8-bit ones are taken as 2 * (code >> 1) + (code & 1).
+// With MOEFLUX_BYTE_DOTS (AVX-VNNI) one instruction adds four products in 32 bits.
 
 namespace {
 
@@ -27,18 +28,17 @@ MOEFLUX_MATH void order32(const std::uint8_t* in, std::uint8_t* out) noexcept {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), v);
 }
 
+// e2m1 codes, one a byte -> twice their values, shifted.
+MOEFLUX_MATH __m256i e2m1_bytes(__m256i codes) noexcept {
+  const __m128i lut = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(lut), codes);
+}
+
 template <bool E2m1>
 MOEFLUX_MATH __m256i nibbles32(const std::uint8_t* p) noexcept {
   const __m128i v = load128(p);
   const __m256i n = _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(v), _mm_srli_epi16(v, 4), 1), _mm256_set1_epi8(15));
-  if constexpr (!E2m1) return n;
-  const __m128i lut = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(lut), n);
-}
-
-template <bool E2m1>
-MOEFLUX_MATH void unpack_nibbles32(const std::uint8_t* p, std::uint8_t* out) noexcept {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), nibbles32<E2m1>(p));
+  return E2m1 ? e2m1_bytes(n) : n;
 }
 
 // Sums of four products each.
@@ -52,37 +52,145 @@ MOEFLUX_MATH __m256i products(__m256i codes, __m256i x) noexcept {
                           _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(codes, low), x), one));
 }
 
+// acc + products.
+#ifdef MOEFLUX_BYTE_DOTS
+inline constexpr bool kByteDots = true;
+template <int Slot>
+MOEFLUX_MATH __m256i add_products(__m256i acc, __m256i codes, __m256i x) noexcept {
+  return _mm256_dpbusd_avx_epi32(acc, codes, x);
+}
+#else
+inline constexpr bool kByteDots = false;
+template <int Slot>
+MOEFLUX_MATH __m256i add_products(__m256i acc, __m256i codes, __m256i x) noexcept {
+  return _mm256_add_epi32(acc, products<Slot>(codes, x));
+}
+#endif
+
 MOEFLUX_MATH __m256i broadcast4(const std::int8_t* p) noexcept {
   std::int32_t four;
   std::memcpy(&four, p, 4);
   return _mm256_set1_epi32(four);
 }
 
-// acc[row] += codes[row] . x over two steps of four columns. Up to 6 bits four products of a row still fit in 16 bits.
+// Columns whose products of a row, two by two, fit in 16 bits together; others are added up in 32 from the start.
 template <int Slot>
-MOEFLUX_MATH void add_products8(I16& acc, const std::uint8_t* codes, const std::int8_t* x0, const std::int8_t* x1) noexcept {
-  const __m256i v0 = broadcast4(x0), v1 = broadcast4(x1);
-  if constexpr (Slot != 9) {
-    const __m256i one = _mm256_set1_epi16(1);
-    const __m256i a = _mm256_add_epi16(_mm256_maddubs_epi16(load256(codes), v0), _mm256_maddubs_epi16(load256(codes + 64), v1));
-    const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(load256(codes + 32), v0), _mm256_maddubs_epi16(load256(codes + 96), v1));
-    acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(a, one));
-    acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, one));
+inline constexpr bool kWide = kByteDots || Slot == 9;
+template <int Slot>
+inline constexpr int kColumns = kWide<Slot> || Slot == 8 ? 8 : Slot == 7 || Slot == 3 ? 16 : 32;
+using Part = I16;
+
+template <int Slot>
+MOEFLUX_MATH Part begin_part(const I16& acc) noexcept {
+  return kWide<Slot> ? acc : izero();
+}
+// Four columns of sixteen rows.
+template <int Slot>
+MOEFLUX_MATH void add_columns4(Part& part, const std::uint8_t* codes, const std::int8_t* x) noexcept {
+  const __m256i v = broadcast4(x), a = load256(codes), b = load256(codes + 32);
+  if constexpr (kWide<Slot>) {
+    part.a = add_products<Slot>(part.a, a, v);
+    part.b = add_products<Slot>(part.b, b, v);
   } else {
-    acc.a = _mm256_add_epi32(acc.a, _mm256_add_epi32(products<Slot>(load256(codes), v0), products<Slot>(load256(codes + 64), v1)));
-    acc.b = _mm256_add_epi32(acc.b, _mm256_add_epi32(products<Slot>(load256(codes + 32), v0), products<Slot>(load256(codes + 96), v1)));
+    part.a = _mm256_add_epi16(part.a, _mm256_maddubs_epi16(a, v));
+    part.b = _mm256_add_epi16(part.b, _mm256_maddubs_epi16(b, v));
+  }
+  asm volatile("" : "+x"(part.a), "+x"(part.b));  // now: compilers like all products first, and have no registers for them
+}
+template <int Slot>
+MOEFLUX_MATH void end_part(I16& acc, const Part& part) noexcept {
+  const __m256i one = _mm256_set1_epi16(1);
+  if constexpr (kWide<Slot>) {
+    acc = part;
+  } else {
+    acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(part.a, one));
+    acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(part.b, one));
+  }
+}
+
+// 16 bytes of each of eight rows -> four registers of double words, one row per lane.
+MOEFLUX_MATH void columns4(const std::byte* p, std::uint64_t row_bytes, __m256i* out) noexcept {
+  __m256i r[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j, p += row_bytes)
+    r[j] = _mm256_inserti128_si256(_mm256_castsi128_si256(load128(p)), load128(p + 4 * row_bytes), 1);
+  const __m256i a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
+  const __m256i c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
+  out[0] = _mm256_unpacklo_epi64(a, c), out[1] = _mm256_unpackhi_epi64(a, c);
+  out[2] = _mm256_unpacklo_epi64(b, d), out[3] = _mm256_unpackhi_epi64(b, d);
+}
+
+// r: in 0..3 dwords 0..3 of rows i and i + 4, in 4..7 dwords 4..7 -> out[j][i] = dword j of row i, for eight of sixteen rows.
+MOEFLUX_MATH void store_transposed(__m256i (&r)[8], std::uint8_t* out) noexcept {
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    const __m256i a = _mm256_unpacklo_epi32(r[i], r[i + 1]), b = _mm256_unpackhi_epi32(r[i], r[i + 1]);
+    const __m256i c = _mm256_unpacklo_epi32(r[i + 2], r[i + 3]), d = _mm256_unpackhi_epi32(r[i + 2], r[i + 3]);
+    const __m256i t[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 64 * (i + j)), t[j]);
+  }
+}
+MOEFLUX_MATH __m256i two_rows(const std::uint8_t* low, const std::uint8_t* high) noexcept {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(low)), load128(high), 1);
+}
+
+// out[j][i] = the j-th four codes of row i.
+MOEFLUX_MATH void transpose32(const std::uint8_t (&block)[16][32], std::uint8_t* out) noexcept {
+  for (int half = 0; half < 16; half += 8) {
+    __m256i r[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      r[i] = two_rows(block[half + i], block[half + i + 4]);
+      r[i + 4] = two_rows(block[half + i] + 16, block[half + i + 4] + 16);
+    }
+    store_transposed(r, out + 4 * half);
+  }
+}
+
+// The same of packed nibbles: 16 bytes of each row.
+template <bool E2m1>
+MOEFLUX_MATH void transpose_nibbles32(const std::uint8_t* const (&rows)[16], std::uint8_t* out) noexcept {
+  const __m256i mask = _mm256_set1_epi8(15);
+  for (int half = 0; half < 16; half += 8) {
+    __m256i r[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m256i v = two_rows(rows[half + i], rows[half + i + 4]);
+      r[i] = _mm256_and_si256(v, mask), r[i + 4] = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
+      if constexpr (E2m1) r[i] = e2m1_bytes(r[i]), r[i + 4] = e2m1_bytes(r[i + 4]);
+    }
+    store_transposed(r, out + 4 * half);
+  }
+}
+
+// Eight bf16 of each of sixteen rows -> out[j][i] = value j of row i.
+MOEFLUX_MATH void transpose_bf16(const std::byte* p, std::uint64_t row_bytes, float* out) noexcept {
+  for (int half = 0; half < 16; half += 8) {
+    __m256i c[4];
+    columns4(p + static_cast<std::uint64_t>(half) * row_bytes, row_bytes, c);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      _mm256_storeu_ps(out + 32 * j + half, _mm256_castsi256_ps(_mm256_slli_epi32(c[j], 16)));
+      _mm256_storeu_ps(out + 32 * j + 16 + half, _mm256_castsi256_ps(_mm256_and_si256(c[j], _mm256_set1_epi32(static_cast<int>(0xffff0000u)))));
+    }
   }
 }
 
 template <int Slot>
 MOEFLUX_MATH Partial row_dot(const std::uint8_t* codes, const std::int8_t* x8, int n) noexcept {
-  if constexpr (Slot == 3 || Slot == 6) {  // at most 4 * 2 * 24 * 127 in 16 bits
+  if constexpr (kByteDots) {
+    constexpr bool kPacked = Slot == 3 || Slot == 6;
+    __m256i s = _mm256_setzero_si256();
+    for (int i = 0; i < n; i += 32) s = add_products<Slot>(s, kPacked ? nibbles32<Slot == 3>(codes + i / 2) : load256(codes + i), load256(x8 + i));
+    return s;
+  } else if constexpr (Slot == 3 || Slot == 6) {  // at most 4 * 2 * 24 * 127 in 16 bits
     __m256i s = _mm256_maddubs_epi16(nibbles32<Slot == 3>(codes), load256(x8));
     for (int i = 32; i < n; i += 32) s = _mm256_add_epi16(s, _mm256_maddubs_epi16(nibbles32<Slot == 3>(codes + i / 2), load256(x8 + i)));
     return _mm256_madd_epi16(s, _mm256_set1_epi16(1));
   } else {
     __m256i s = products<Slot>(load256(codes), load256(x8));
-    for (int i = 32; i < n; i += 32) s = _mm256_add_epi32(s, products<Slot>(load256(codes + i), load256(x8 + i)));
+    for (int i = 32; i < n; i += 32) s = add_products<Slot>(s, load256(codes + i), load256(x8 + i));
     return s;
   }
 }

@@ -72,8 +72,9 @@ struct HeadTile {
   float* p;  // [kMaxHeads][Attention::kTile]
 };
 
-// acc = acc * c, then acc = fma(p_j, v_j, acc) for 32 columns of four heads.
-template <bool F16>
+// acc = acc * c, then acc = fma(p_j, v_j, acc) for 32 columns of four heads. Ahead: meanwhile the same columns of the next tile's keys are
+// asked for, so that memory is read in this half of the time, too.
+template <bool F16, bool Ahead>
 MOEFLUX_MATH void add_values(const AttentionGroup& a, const HeadTile& h, int first_head, const float* c,
                              std::int64_t base, std::int64_t j0, std::int64_t j1, std::int64_t i) noexcept {
   float *y0 = h.s[first_head]->acc + i, *y1 = h.s[first_head + 1]->acc + i,
@@ -85,6 +86,11 @@ MOEFLUX_MATH void add_values(const AttentionGroup& a, const HeadTile& h, int fir
   V16 b0 = mul(load(y0 + 16), c0), b1 = mul(load(y1 + 16), c1), b2 = mul(load(y2 + 16), c2),
       b3 = mul(load(y3 + 16), c3);
   for (std::int64_t j = j0; j < j1; ++j) {
+    if constexpr (Ahead) {
+      const auto* key = reinterpret_cast<const char*>(a.k + ((j + kTile < a.j_end ? j + kTile : a.j_end - 1) * a.k_stride + i) * kSize);
+      _mm_prefetch(key, _MM_HINT_T1);
+      if constexpr (!F16) _mm_prefetch(key + 64, _MM_HINT_T1);
+    }
     const std::byte* v = a.v + j * a.v_stride * kSize;
     const V16 v0 = load_kv(v, i, F16), v1 = load_kv(v, i + 16, F16);
     const V16 p0 = set1(p[j]), p1 = set1(p[j + kTile]), p2 = set1(p[j + 2 * kTile]),
@@ -142,12 +148,13 @@ void attend_heads_tile(const AttentionGroup& a, const HeadTile& h, int n_heads, 
     s.l = math::fma(s.l, c[q], reduce_add(sum));
     s.m = top;
   }
-  for (std::int64_t i = 0; i < a.head_dim; i += 32)
-    for (int q = 0; q < n_heads; q += 4) add_values<F16>(a, h, q, c + q, base, j0, j1, i);
+  for (std::int64_t i = 0; i < a.v_dim; i += 32)
+    for (int q = 0; q < n_heads; q += 4)
+      a.cold && q == 0 && i < a.head_dim ? add_values<F16, true>(a, h, q, c + q, base, j0, j1, i) : add_values<F16, false>(a, h, q, c + q, base, j0, j1, i);
 }
 
-// n_heads is a multiple of 4 (heads to fill up repeat one and write to a state of their own), head_dim one
-// of 32.
+// n_heads is a multiple of 4 (heads to fill up repeat one and write to a state of their own), head_dim and v_dim
+// are multiples of 32.
 void attention_heads(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* state,
                      int n_heads) noexcept {
   HeadTile h;

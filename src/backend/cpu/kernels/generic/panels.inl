@@ -5,11 +5,13 @@
 // shifted by kShift<Slot>; kShift * sx is taken off again.
 //
 // The instruction set supplies: I16 (sixteen sums) with izero, isub, to_f32; Partial (sums of one row) with row_dot,
-// reduce8; order32, unpack_nibbles32, add_products8; kShift.
+// reduce8; order32, transpose32, transpose_nibbles32, transpose_bf16; kShift; Part (what it adds up of
+// kColumns<Slot> columns of sixteen rows, a divisor of 32) with begin_part, add_columns4, end_part.
 
 namespace {
 
 inline constexpr int kRows = 16;
+inline constexpr int kMostTokens = 6;  // of sixteen sums each: what sixteen registers of sixteen 16-bit lanes hold beside the codes
 
 template <int Slot>
 inline constexpr bool kNibbles = Slot == 3 || Slot == 6;
@@ -18,13 +20,12 @@ struct PanelScratch {
   std::uint8_t* codes;  // [cols / 4][16][4], or [16][cols] for one token
   float* scales;        // [groups][16]
   float* biases;
-  std::uint8_t* row;    // [cols]
 };
 
 MOEFLUX_MATH PanelScratch split_panel(std::byte* scratch, std::int64_t cols, std::int64_t n_groups) noexcept {
   auto* codes = reinterpret_cast<std::uint8_t*>(scratch);
   auto* scales = reinterpret_cast<float*>(scratch + cols * kRows);
-  return {codes, scales, scales + n_groups * kRows, reinterpret_cast<std::uint8_t*>(scales + 2 * n_groups * kRows)};
+  return {codes, scales, scales + n_groups * kRows};
 }
 
 MOEFLUX_MATH float load_scale(const std::byte* p, DType dtype, std::int64_t i) noexcept {
@@ -42,6 +43,14 @@ template <int Slot>
 void load_panel_scales(const MatrixView& w, std::int64_t row, std::int64_t end, const PanelScratch& s) noexcept {
   const std::int64_t n_groups = w.cols / w.format.group;
   const DType dtype = w.format.scale_dtype;
+  if (Slot != 3 && dtype == DType::BF16 && row + kRows <= end && n_groups % 8 == 0) {
+    const std::uint64_t at = static_cast<std::uint64_t>(row) * w.scale_row_bytes();
+    for (std::int64_t g = 0; g < n_groups; g += 8) {
+      transpose_bf16(w.scales + at + 2 * g, w.scale_row_bytes(), s.scales + g * kRows);
+      transpose_bf16(w.biases + at + 2 * g, w.scale_row_bytes(), s.biases + g * kRows);
+    }
+    return;
+  }
   for (int i = 0; i < kRows; ++i) {
     const std::uint64_t at = row_or_last(row + i, end) * w.scale_row_bytes();
     if constexpr (Slot == 3) {
@@ -61,19 +70,15 @@ void load_panel_scales(const MatrixView& w, std::int64_t row, std::int64_t end, 
   }
 }
 
-// The codes of a row as bytes in x8 order.
+// The codes of a row as bytes in x8 order, for formats whose packed codes are not in it.
 template <int Slot>
 MOEFLUX_MATH void unpack_ordered(const std::uint8_t* packed, std::int64_t cols, std::uint8_t* out) noexcept {
-  if constexpr (kNibbles<Slot>) {
-    for (std::int64_t c = 0; c < cols; c += 32) unpack_nibbles32<Slot == 3>(packed + c / 2, out + c);
-  } else {
-    alignas(64) std::uint8_t u[32];
-    for (std::int64_t c = 0; c < cols; c += 32) {
-      quant::unpack<kBits<Slot>>(packed + c / 8 * kBits<Slot>, 32, u);
-      if constexpr (kShift<Slot> != 0)
-        for (std::uint8_t& code : u) code = static_cast<std::uint8_t>(code + kShift<Slot>);
-      order32(u, out + c);
-    }
+  alignas(64) std::uint8_t u[32];
+  for (std::int64_t c = 0; c < cols; c += 32) {
+    quant::unpack<kBits<Slot>>(packed + c / 8 * kBits<Slot>, 32, u);
+    if constexpr (kShift<Slot> != 0)
+      for (std::uint8_t& code : u) code = static_cast<std::uint8_t>(code + kShift<Slot>);
+    order32(u, out + c);
   }
 }
 
@@ -152,31 +157,48 @@ void matvec_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t ro
 
 template <int Slot>
 void fill_codes(const MatrixView& w, std::int64_t row, std::int64_t end, const PanelScratch& s) noexcept {
-  for (int i = 0; i < kRows; ++i) {
-    unpack_ordered<Slot>(codes_of(w, row_or_last(row + i, end)), w.cols, s.row);
-    std::uint8_t* to = s.codes + 4 * i;
-    for (std::int64_t c = 0; c < w.cols; c += 4, to += 4 * kRows) std::memcpy(to, s.row + c, 4);
+  constexpr int kBlockBytes = kNibbles<Slot> ? 16 : 4 * kBits<Slot>;  // of 32 codes
+  [[maybe_unused]] alignas(64) std::uint8_t block[kRows][32];
+  const std::uint8_t* rows[kRows];
+  for (int i = 0; i < kRows; ++i) rows[i] = codes_of(w, row_or_last(row + i, end));
+  std::uint8_t* to = s.codes;
+  for (std::int64_t c = 0; c < w.cols; c += 32, to += 32 * kRows) {
+    if constexpr (kNibbles<Slot>) {
+      transpose_nibbles32<Slot == 3>(rows, to);
+    } else {
+      for (int i = 0; i < kRows; ++i) unpack_ordered<Slot>(rows[i], 32, block[i]);
+      transpose32(block, to);
+    }
+    for (const std::uint8_t*& row_codes : rows) row_codes += kBlockBytes;
   }
 }
 
 // NT tokens against a panel. The sums are named variables: compilers keep arrays that live across a loop in memory.
-#define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3)
+#define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5)
 #define MOEFLUX_CLEAR(t) I16 a##t = izero();
+#define MOEFLUX_BEGIN(t) Part p##t = begin_part<Slot>(a##t);
 #define MOEFLUX_STEP(t) \
-  if constexpr (NT > t) add_products8<Slot>(a##t, codes, x + 4 * t, x + 4 * (NT + t));
+  if constexpr (NT > t) add_columns4<Slot>(p##t, codes, x + 4 * t);
+#define MOEFLUX_END(t) \
+  if constexpr (NT > t) end_part<Slot>(a##t, p##t);
 #define MOEFLUX_FINISH(t) \
   if constexpr (NT > t) store(out + kRows * t, add_group<Slot>(load(out + kRows * t), a##t, scales, biases, d[t], sx[t]));
 
 template <int Slot, int NT>
-void panel_tile(const PanelScratch& s, std::int64_t n_groups, std::int64_t steps, const std::int8_t* x, const float* d,
+void panel_tile(const PanelScratch& s, std::int64_t n_groups, std::int64_t group, const std::int8_t* x, const float* d,
                 const std::int32_t* sx, float* out) noexcept {
   for (int t = 0; t < NT; ++t) store(out + kRows * t, zero());
   const std::uint8_t* codes = s.codes;
   const float *scales = s.scales, *biases = s.biases;
   for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT, scales += kRows, biases += kRows) {
     MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
-    for (std::int64_t k = 0; k < steps; k += 2, codes += 8 * kRows, x += 8 * NT) {
-      MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+    for (std::int64_t c = 0; c < group; c += kColumns<Slot>) {
+      MOEFLUX_EACH_TOKEN(MOEFLUX_BEGIN)
+#pragma GCC unroll 8
+      for (int k = 0; k < kColumns<Slot>; k += 4, codes += 4 * kRows, x += 4 * NT) {
+        MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+      }
+      MOEFLUX_EACH_TOKEN(MOEFLUX_END)
     }
     MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
     asm volatile("" : : : "memory");  // keeps `out` in memory: in registers it would push the sums out of them
@@ -185,15 +207,17 @@ void panel_tile(const PanelScratch& s, std::int64_t n_groups, std::int64_t steps
 
 #undef MOEFLUX_EACH_TOKEN
 #undef MOEFLUX_CLEAR
+#undef MOEFLUX_BEGIN
 #undef MOEFLUX_STEP
+#undef MOEFLUX_END
 #undef MOEFLUX_FINISH
 
 template <int Slot>
 void gemm_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   const MatrixView& w = b.w;
-  const std::int64_t n_groups = w.cols / w.format.group, tile = b.xq.tile, steps = w.format.group / 4;
+  const std::int64_t group = w.format.group, n_groups = w.cols / group, tile = b.xq.tile;
   const PanelScratch s = split_panel(b.scratch, w.cols, n_groups);
-  alignas(64) float out[4 * kRows];
+  alignas(64) float out[kMostTokens * kRows];
   for (std::int64_t r = row_begin; r < row_end; r += kRows) {
     load_panel_scales<Slot>(w, r, row_end, s);
     fill_codes<Slot>(w, r, row_end, s);
@@ -203,10 +227,12 @@ void gemm_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
       const float* d = b.xq.d + t * n_groups;
       const std::int32_t* sx = b.xq.sx + t * n_groups;
       switch (n) {
-        case 1: panel_tile<Slot, 1>(s, n_groups, steps, x, d, sx, out); break;
-        case 2: panel_tile<Slot, 2>(s, n_groups, steps, x, d, sx, out); break;
-        case 3: panel_tile<Slot, 3>(s, n_groups, steps, x, d, sx, out); break;
-        default: panel_tile<Slot, 4>(s, n_groups, steps, x, d, sx, out); break;
+        case 1: panel_tile<Slot, 1>(s, n_groups, group, x, d, sx, out); break;
+        case 2: panel_tile<Slot, 2>(s, n_groups, group, x, d, sx, out); break;
+        case 3: panel_tile<Slot, 3>(s, n_groups, group, x, d, sx, out); break;
+        case 4: panel_tile<Slot, 4>(s, n_groups, group, x, d, sx, out); break;
+        case 5: panel_tile<Slot, 5>(s, n_groups, group, x, d, sx, out); break;
+        default: panel_tile<Slot, 6>(s, n_groups, group, x, d, sx, out); break;
       }
       for (std::int64_t i = 0; i < n; ++i) store_panel_rows(b, t + i, r, row_end - r, load(out + i * kRows));
     }
@@ -221,10 +247,9 @@ void matmul_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t ro
     matvec_panels<Slot>(b, row_begin, row_end);
 }
 
-// Four tokens of sixteen sums each are what sixteen registers of eight lanes hold beside the codes.
 std::int64_t panel_token_tile(std::int64_t n_tokens) noexcept {
   if (n_tokens < 3) return 1;
-  const std::int64_t tiles = (n_tokens + 3) / 4;
+  const std::int64_t tiles = (n_tokens + kMostTokens - 1) / kMostTokens;
   return (n_tokens + tiles - 1) / tiles;
 }
 
@@ -257,6 +282,7 @@ constexpr KernelTable panel_table() {
   t.quantize_row = quantize_row_panels;
   t.token_tile = panel_token_tile;
   t.interleave = interleave_panels;
+  t.attention_heads = attention_heads;
   return t;
 }
 constexpr KernelTable kPanelTable = panel_table();

@@ -53,13 +53,42 @@ MOEFLUX_MATH int8x16_t broadcast4(const std::int8_t* p) noexcept {
   return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
+// Sums go on in 32 bits.
 template <int Slot>
-MOEFLUX_MATH void add_products8(I16& acc, const std::uint8_t* codes, const std::int8_t* x0, const std::int8_t* x1) noexcept {
-  const int8x16_t v0 = broadcast4(x0), v1 = broadcast4(x1);
-  for (int i = 0; i < 4; ++i) {
-    acc.v[i] = vdotq_s32(acc.v[i], load_codes(codes + 16 * i), v0);
-    acc.v[i] = vdotq_s32(acc.v[i], load_codes(codes + 64 + 16 * i), v1);
-  }
+inline constexpr int kColumns = 8;
+using Part = I16;
+
+template <int Slot>
+MOEFLUX_MATH Part begin_part(const I16& acc) noexcept {
+  return acc;
+}
+template <int Slot>
+MOEFLUX_MATH void add_columns4(Part& part, const std::uint8_t* codes, const std::int8_t* x) noexcept {
+  const int8x16_t v = broadcast4(x);
+  for (int i = 0; i < 4; ++i) part.v[i] = vdotq_s32(part.v[i], load_codes(codes + 16 * i), v);
+}
+template <int Slot>
+MOEFLUX_MATH void end_part(I16& acc, const Part& part) noexcept {
+  acc = part;
+}
+
+// out[j][i] = the j-th four codes of row i.
+MOEFLUX_MATH void transpose32(const std::uint8_t (&block)[16][32], std::uint8_t* out) noexcept {
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 8; ++j) std::memcpy(out + 64 * j + 4 * i, block[i] + 4 * j, 4);
+}
+
+template <bool E2m1>
+MOEFLUX_MATH void transpose_nibbles32(const std::uint8_t* const (&rows)[16], std::uint8_t* out) noexcept {
+  alignas(16) std::uint8_t block[16][32];
+  for (int i = 0; i < 16; ++i) unpack_nibbles32<E2m1>(rows[i], block[i]);
+  transpose32(block, out);
+}
+
+// Eight bf16 of each of sixteen rows -> out[j][i] = value j of row i.
+MOEFLUX_MATH void transpose_bf16(const std::byte* p, std::uint64_t row_bytes, float* out) noexcept {
+  for (int i = 0; i < 16; ++i, p += row_bytes)
+    for (int j = 0; j < 8; ++j) out[16 * j + i] = quant::load_scalar<DType::BF16>(p, j);
 }
 
 template <int Slot>

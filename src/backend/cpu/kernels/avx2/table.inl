@@ -1,0 +1,34 @@
+// All kernels of a table for AVX2, with AVX-VNNI or without.
+// clang-format off: the order is a dependency
+#include "backend/cpu/kernels/generic/math.inl"
+#include "backend/cpu/kernels/generic/elementwise.inl"
+#include "backend/cpu/kernels/generic/matmul.inl"
+#include "backend/cpu/kernels/generic/head_matmul.inl"
+#include "backend/cpu/kernels/generic/attention.inl"
+#include "backend/cpu/kernels/generic/delta.inl"
+#include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/avx2/bytes.inl"
+#include "backend/cpu/kernels/avx2/registers.inl"
+#include "backend/cpu/kernels/generic/attention_heads.inl"
+#include "backend/cpu/kernels/generic/panels.inl"
+#include "backend/cpu/kernels/avx2/exact.inl"
+#include "backend/cpu/kernels/avx2/linear.inl"
+// clang-format on
+
+namespace {
+
+constexpr KernelTable avx2_kernels() {
+  KernelTable t = kPanelTable;
+  t.fast[3] = matmul_nibbles<3>;
+  t.fast[6] = matmul_nibbles<6>;
+  t.exact[0] = matmul_exact_rows<0>;
+  t.exact[1] = matmul_exact_rows<1>;
+  t.exact[2] = matmul_exact_rows<2>;
+  t.exact[3] = matmul_exact_rows<3>;
+  t.exact[6] = matmul_exact_rows<6>;
+  t.exact[9] = matmul_exact_rows<9>;
+  return t;
+}
+constexpr KernelTable kAvx2Table = avx2_kernels();
+
+}  // namespace
