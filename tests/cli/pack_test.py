@@ -44,7 +44,7 @@ class Pack(CliTest):
         self.assertEqual(self.expect_ok("run", packed, "HAMLET", "-n", 12, "--temp", 0, "-t", 1).out, want)
         least = self.expect_ok("plan", packed, "--ctx-size", 64, "--json").json["memory"]["least_bytes"]
         for io in ("uring", "pread"):
-            text = moeflux("run", packed, "HAMLET", "-n", 12, "--temp", 0, "-t", 1, "-c", 64, "--ram", least + 1_500_000, "--io", io)
+            text = moeflux("run", packed, "HAMLET", "-n", 12, "--temp", 0, "-t", 1, "-c", 64, "--ram", least + 3_000_000, "--io", io)
             if text.code != 0 and "io_uring" in text.err:
                 continue  # this kernel has none
             self.assertEqual((text.code, text.out), (0, want), text.err)

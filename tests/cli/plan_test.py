@@ -99,7 +99,8 @@ class Plan(CliTest):
         half = self.plan("--vram", tight + one["memory"]["slot_bytes"] * one["memory"]["experts"] // 2, "--ctx-size", 64)
         self.assertGreater(half["device"]["hit_rate"], 0.3)
         self.assertLess(half["decode"]["link_bytes_per_token"], one["decode"]["link_bytes_per_token"])
-        disk = self.plan("--vram", tight, "--ctx-size", 64, "--ram", one["memory"]["least_bytes"] + 20 * one["memory"]["slot_bytes"])
+        # What a process takes varies, by half a megabyte under AddressSanitizer: 100 of 256 slots (2.9 MB) above one of them.
+        disk = self.plan("--vram", tight, "--ctx-size", 64, "--ram", one["memory"]["least_bytes"] + 100 * one["memory"]["slot_bytes"])
         self.assertGreater(disk["decode"]["disk_bytes_per_token"], 0)
         self.assertLess(disk["hit_rate"], 1)
         # Chunks get smaller before a ceiling is refused.
