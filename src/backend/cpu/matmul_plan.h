@@ -53,8 +53,9 @@ struct QuantizedBuffer {
 
 inline constexpr std::int64_t kMaxTokenTile = 16;
 
-inline std::int64_t tokens_per_tile(const KernelTable& k, std::int64_t n_tokens) noexcept {
-  return k.token_tile == nullptr ? 1 : k.token_tile(n_tokens);
+// For several matrices that meet the same activations: the largest.
+inline std::int64_t tokens_per_tile(const KernelTable& k, const quant::MatrixView& w, std::int64_t n_tokens) noexcept {
+  return k.token_tile == nullptr ? 1 : k.token_tile(w, n_tokens);
 }
 
 // Columns [c0, c1) (whole groups) of the tile of n rows that starts at row `first`; row i of the tile is

@@ -43,7 +43,6 @@ void count(Plan& p, const KernelTable& k) noexcept {
     p.works[i].w = &w;
     p.works[i].first = p.total;
     p.works[i].n = n;
-    p.works[i].tile = tokens_per_tile(k, n);
     p.total += n;
     p.inner = std::max(p.inner, w.m.gate.rows);
     for (const quant::MatrixView* m : {&w.m.gate, &w.m.up})
@@ -52,6 +51,8 @@ void count(Plan& p, const KernelTable& k) noexcept {
       else
         p.need_f32 = true;
     if (is_fast(w.m.down, p.op.precision)) p.need_mid[group_slot(w.m.down)] = true;
+    for (const quant::MatrixView* m : {&w.m.gate, &w.m.up, &w.m.down})
+      if (is_fast(*m, p.op.precision)) p.works[i].tile = std::max(p.works[i].tile, tokens_per_tile(k, *m, n));
   }
 }
 

@@ -51,13 +51,17 @@ void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
 
 void CpuBackend::execute(Stream& stream, const MatMul& op) {
   auto& s = static_cast<CpuStream&>(stream);
-  const std::int64_t n = op.x.dim(0), cols = op.x.dim(1), tile = tokens_per_tile(k_, n);
+  const std::int64_t n = op.x.dim(0), cols = op.x.dim(1);
+  std::int64_t tile = 1;
   for (Scratch& w : s.workers) w.get(matmul_scratch_bytes(cols));
 
   bool needed[kGroupSizes] = {};
   std::size_t bytes = 0;
   for (const MatMulPart& p : op.parts)
-    if (is_fast(p.w, op.precision)) needed[group_slot(p.w)] = true;
+    if (is_fast(p.w, op.precision)) {
+      needed[group_slot(p.w)] = true;
+      tile = std::max(tile, tokens_per_tile(k_, p.w, n));
+    }
   for (std::size_t i = 0; i < kGroupSizes; ++i)
     if (needed[i]) bytes += QuantizedBuffer::bytes(n, cols, kGroups[i]);
   std::byte* memory = s.activations.get(bytes);

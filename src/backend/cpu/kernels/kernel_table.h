@@ -154,9 +154,9 @@ struct KernelTable {
   void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*head_matmul)(const HeadMatMulBlock& b) noexcept;
-  // Tokens per tile for the fast kernels, and the rows of one tile brought side by side (QuantizedRows); null: the
-  // kernels of this table want plain rows.
-  std::int64_t (*token_tile)(std::int64_t n_tokens) noexcept;
+  // Tokens per tile that the fast kernel of `w` likes best (it takes larger ones, too), and the rows of one tile brought side by
+  // side (QuantizedRows); null: the kernels of this table want plain rows.
+  std::int64_t (*token_tile)(const quant::MatrixView& w, std::int64_t n_tokens) noexcept;
   void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
                      std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
                      std::int32_t* sx_out) noexcept;

@@ -139,8 +139,8 @@ void matmul_fast_amx(const MatMulBlock& b, std::int64_t row_begin, std::int64_t 
     avx512vnni_table()->fast[Slot](b, row_begin, row_end);
 }
 
-std::int64_t amx_token_tile(std::int64_t n_tokens) noexcept {
-  if (n_tokens < kLeastAmxTokens) return token_tile(n_tokens);
+std::int64_t amx_token_tile(const MatrixView& w, std::int64_t n_tokens) noexcept {
+  if (n_tokens < kLeastAmxTokens) return token_tile(w, n_tokens);
   const std::int64_t tiles = (n_tokens + kAmxTokens - 1) / kAmxTokens;
   return (n_tokens + tiles - 1) / tiles;
 }

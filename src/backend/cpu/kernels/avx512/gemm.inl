@@ -180,8 +180,8 @@ void matmul_fast_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_
 }
 
 // Below three tokens unpacking a panel costs more than reading the codes again from the first-level cache.
-std::int64_t token_tile(std::int64_t n_tokens) noexcept {
-  if (n_tokens < 3) return 1;
+std::int64_t token_tile(const MatrixView& w, std::int64_t n_tokens) noexcept {
+  if (n_tokens < 3 || is_linear(w, n_tokens)) return 1;
   const std::int64_t tiles = (n_tokens + kMaxTileTokens - 1) / kMaxTileTokens;
   return (n_tokens + tiles - 1) / tiles;
 }

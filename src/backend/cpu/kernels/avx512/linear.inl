@@ -1,5 +1,7 @@
-// fast matmul for one token, 4-bit codes: weights are read strictly in the order in which they lie in memory, which is what
-// the hardware fetches ahead at full speed (sixteen rows side by side with prefetch instructions: two thirds of it).
+// fast matmul for one to four tokens, 4-bit codes: weights are read strictly in the order in which they lie in memory, which is
+// what the hardware fetches ahead at full speed (sixteen rows side by side with prefetch instructions: two thirds of it). Codes
+// are split once and meet each token in turn; who takes that long between two lines has to ask for them (kAhead), for a single
+// token asking only takes the hardware's place.
 //
 // A unit is 128 codes. Rows follow each other without a gap, so the codes of sixteen rows are one sequence of units: sixteen
 // at a time are multiplied and reduced to one integer per unit and group, wherever rows begin and end. When the sums of a tile
@@ -8,8 +10,10 @@
 
 namespace {
 
+inline constexpr int kMaxLinearTokens = 4;
+
 // Units: of a row, where the compiler may know it (strides become constants, a seventh of the time); 0: any number.
-template <int Slot, int Group, int Units>
+template <int Slot, int Group, int Units, int Tokens>
 struct Linear {
   static constexpr int kPerUnit = kUnit<Slot> / Group;        // groups of a unit
   static constexpr int kPiece = kPerUnit == 1 ? 8 : 4;        // units that meet their scales together
@@ -20,46 +24,62 @@ struct Linear {
 
   std::int64_t n_units;
   std::uint64_t n_scale_bytes;   // of a row
-  __m512i* x;                    // x8 as units want it, two each, repeated beyond the end of a row
-  std::int32_t* sums;            // two tiles, each [kPerUnit][16 rows * units]
+  std::int64_t n_x;              // registers of x8 a token
+  __m512i* x;                    // of each token: x8 as units want it, two each, repeated beyond the end of a row
+  std::int32_t* sums;            // of each token: two tiles, each [kPerUnit][16 rows * units]
   std::int64_t units() const noexcept { return Units != 0 ? Units : n_units; }
   std::uint64_t scale_bytes() const noexcept {
     return Units != 0 ? static_cast<std::uint64_t>(Units * kPerUnit * kScaleBytes) : n_scale_bytes;
   }
   std::int64_t array() const noexcept { return kTileRows * units(); }
   std::int32_t* tile(std::int64_t i) const noexcept { return sums + (i & 1) * kPerUnit * array(); }
+  std::int64_t token() const noexcept { return 2 * kPerUnit * array(); }  // from one token's sums to the next one's
 };
 
-template <int Slot, int Group, int Units>
-MOEFLUX_MATH Linear<Slot, Group, Units> prepare_linear(const MatMulBlock& b) noexcept {
-  Linear<Slot, Group, Units> l{b.w.cols / kUnit<Slot>, b.w.scale_row_bytes(), reinterpret_cast<__m512i*>(b.scratch), nullptr};
-  const std::int64_t n = l.units() % 16 == 0 ? l.units() : l.units() + 15;
-  for (std::int64_t u = 0, from = 0; u < n; ++u, from = from + 1 < l.units() ? from + 1 : 0)
-    load_x<Slot, true>(b.xq.x8 + from * kUnit<Slot>, kUnit<Slot>, l.x[2 * u], l.x[2 * u + 1]);
-  l.sums = reinterpret_cast<std::int32_t*>(l.x + 2 * n);
+template <int Slot, int Group, int Units, int Tokens>
+MOEFLUX_MATH Linear<Slot, Group, Units, Tokens> prepare_linear(const MatMulBlock& b) noexcept {
+  Linear<Slot, Group, Units, Tokens> l{b.w.cols / kUnit<Slot>, b.w.scale_row_bytes(), 0, reinterpret_cast<__m512i*>(b.scratch), nullptr};
+  l.n_x = 2 * (l.units() % 16 == 0 ? l.units() : l.units() + 15);
+  for (int t = 0; t < Tokens; ++t) {
+    __m512i* x = l.x + t * l.n_x;
+    for (std::int64_t u = 0, from = 0; 2 * u < l.n_x; ++u, from = from + 1 < l.units() ? from + 1 : 0)
+      load_x<Slot, true>(b.xq.x8 + t * b.w.cols + from * kUnit<Slot>, kUnit<Slot>, x[2 * u], x[2 * u + 1]);
+  }
+  l.sums = reinterpret_cast<std::int32_t*>(l.x + Tokens * l.n_x);
   return l;
 }
 
-// Sixteen units from `codes` on; sums[g * array + i]: group g of unit i.
-template <int Slot, int Group>
-MOEFLUX_MATH void sum_block(const std::uint8_t* codes, const __m512i* x, std::int32_t* sums, std::int64_t array) noexcept {
-  __m512i q[4], out[4];
+// Sixteen units from `codes` on; sums[g * array + i]: group g of unit i, for each token.
+template <int Slot, int Group, int Units, int Tokens>
+MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens>& l, const std::uint8_t* codes, const __m512i* x, std::int32_t* sums) noexcept {
+  __m512i q[Tokens][4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    __m512i p[4];
+    __m512i low[4], high[4];
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) {
-      const int u = 4 * i + k;
-      __m512i v = load512(codes + 64 * u);
+      __m512i v = load512(codes + 64 * (4 * i + k));
       asm volatile("" : "+v"(v));  // once from memory, in this order, then from its register
-      p[k] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), low_codes<Slot>(v), x[2 * u]);
-      p[k] = _mm512_dpbusd_epi32(p[k], high_codes<Slot>(v), x[2 * u + 1]);
+      if constexpr (Tokens > 1) _mm_prefetch(reinterpret_cast<const char*>(codes) + kAhead + 64 * (4 * i + k), _MM_HINT_T1);
+      low[k] = low_codes<Slot>(v), high[k] = high_codes<Slot>(v);
     }
-    q[i] = Slot == 3 ? add_across4(p[0], p[1], p[2], p[3]) : add_across4_small(p[0], p[1], p[2], p[3]);
-  }
-  gather_groups<Group / 8>(q, out);
 #pragma GCC unroll 4
-  for (int g = 0; g < kUnit<Slot> / Group; ++g) _mm512_store_si512(sums + g * array, out[g]);
+    for (int t = 0; t < Tokens; ++t) {
+      const __m512i* xt = x + t * l.n_x + 8 * i;
+      __m512i p[4];
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k)
+        p[k] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), low[k], xt[2 * k]), high[k], xt[2 * k + 1]);
+      q[t][i] = Slot == 3 ? add_across4(p[0], p[1], p[2], p[3]) : add_across4_small(p[0], p[1], p[2], p[3]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < Tokens; ++t) {
+    __m512i out[4];
+    gather_groups<Group / 8>(q[t], out);
+#pragma GCC unroll 4
+    for (int g = 0; g < kUnit<Slot> / Group; ++g) _mm512_store_si512(sums + t * l.token() + g * l.array(), out[g]);
+  }
 }
 
 // 16 bytes of each of sixteen rows -> four registers of double words, one row per lane. Where the distance of rows is no
@@ -94,59 +114,64 @@ MOEFLUX_MATH __m512 scale_of(const __m512i (&words)[8], int i, bool bf16) noexce
 }
 
 // The units [at, at + kPiece) of a tile of rows meet their scales; the first `done` of them have before.
-template <int Slot, int Group, int Units>
-MOEFLUX_MATH __m512 add_piece(const Linear<Slot, Group, Units>& l, const MatMulBlock& b, std::int64_t row, const std::int32_t* sums,
-                              std::int64_t at, int done, bool bf16, __m512 acc) noexcept {
-  using L = Linear<Slot, Group, Units>;
+template <int Slot, int Group, int Units, int Tokens>
+MOEFLUX_MATH void add_piece(const Linear<Slot, Group, Units, Tokens>& l, const MatMulBlock& b, std::int64_t row, const std::int32_t* sums,
+                            std::int64_t at, int done, bool bf16, __m512 (&acc)[Tokens]) noexcept {
+  using L = Linear<Slot, Group, Units, Tokens>;
   const std::uint64_t from = static_cast<std::uint64_t>(row) * l.scale_bytes() + static_cast<std::uint64_t>(at * L::kPerUnit * L::kScaleBytes);
-  __m512i idot[L::kPieceGroups], scales[8], biases[8];
+  __m512i scales[8], biases[8];
 #pragma GCC unroll 2
   for (int i = 0; i < L::kScaleWords; ++i) {
     columns4<Units != 0>(b.w.scales + from + static_cast<std::uint64_t>(16 * i), l.scale_bytes(), scales + 4 * i);
     if constexpr (Slot != 3) columns4<Units != 0>(b.w.biases + from + static_cast<std::uint64_t>(16 * i), l.scale_bytes(), biases + 4 * i);
   }
 #pragma GCC unroll 4
-  for (int g = 0; g < L::kPerUnit; ++g)
+  for (int t = 0; t < Tokens; ++t) {
+    __m512i idot[L::kPieceGroups];
+#pragma GCC unroll 4
+    for (int g = 0; g < L::kPerUnit; ++g)
 #pragma GCC unroll 2
-    for (int u = 0; u < L::kPiece; u += 4) {
-      __m512i c[4];
-      columns4<Units != 0>(reinterpret_cast<const std::byte*>(sums + g * l.array() + at + u), static_cast<std::uint64_t>(l.units()) * 4, c);
-      for (int k = 0; k < 4; ++k) idot[(u + k) * L::kPerUnit + g] = c[k];
-    }
-  const float* d = b.xq.d + at * L::kPerUnit;
-  const std::int32_t* sx = b.xq.sx + at * L::kPerUnit;
+      for (int u = 0; u < L::kPiece; u += 4) {
+        __m512i c[4];
+        columns4<Units != 0>(reinterpret_cast<const std::byte*>(sums + t * l.token() + g * l.array() + at + u), static_cast<std::uint64_t>(l.units()) * 4, c);
+        for (int k = 0; k < 4; ++k) idot[(u + k) * L::kPerUnit + g] = c[k];
+      }
+    const std::int64_t first = (t * l.units() + at) * L::kPerUnit;
+    const float* d = b.xq.d + first;
+    const std::int32_t* sx = b.xq.sx + first;
 #pragma GCC unroll 16
-  for (int i = 0; i < L::kPieceGroups; ++i) {
-    if (i < done * L::kPerUnit) continue;
-    const __m512 dv = _mm512_set1_ps(d[i]);
-    if constexpr (Slot == 3) idot[i] = _mm512_sub_epi32(idot[i], _mm512_set1_epi32(kE2m1Offset * sx[i]));
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(idot[i]), _mm512_mul_ps(scale_of<Slot>(scales, i, bf16), dv), acc);
-    if constexpr (Slot != 3)
-      acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_set1_epi32(sx[i])), _mm512_mul_ps(scale_of<Slot>(biases, i, bf16), dv), acc);
+    for (int i = 0; i < L::kPieceGroups; ++i) {
+      if (i < done * L::kPerUnit) continue;
+      const __m512 dv = _mm512_set1_ps(d[i]);
+      if constexpr (Slot == 3) idot[i] = _mm512_sub_epi32(idot[i], _mm512_set1_epi32(kE2m1Offset * sx[i]));
+      acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(idot[i]), _mm512_mul_ps(scale_of<Slot>(scales, i, bf16), dv), acc[t]);
+      if constexpr (Slot != 3)
+        acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_set1_epi32(sx[i])), _mm512_mul_ps(scale_of<Slot>(biases, i, bf16), dv), acc[t]);
+    }
   }
-  return acc;
 }
 
 // What the next sixteen units need to meet their scales, a row at a time: scales come from memory, and of the sums those of long
 // rows have left the first-level cache by then. `block` counts blocks of the tile `now`, whose first row is `row`.
-template <int Slot, int Group, int Units>
-MOEFLUX_MATH void fetch_ahead(const Linear<Slot, Group, Units>& l, const MatMulBlock& b, std::int64_t row, std::int64_t block,
+template <int Slot, int Group, int Units, int Tokens>
+MOEFLUX_MATH void fetch_ahead(const Linear<Slot, Group, Units, Tokens>& l, const MatMulBlock& b, std::int64_t row, std::int64_t block,
                               const std::int32_t* now, const std::int32_t* before) noexcept {
-  using L = Linear<Slot, Group, Units>;
+  using L = Linear<Slot, Group, Units, Tokens>;
   std::int64_t unit = (block / 16 + 1) * 16;
   row += block % 16 - kTileRows;
   if (unit >= l.units()) unit = 0, row += kTileRows, before = now;
   const std::int64_t line = row * static_cast<std::int64_t>(l.scale_bytes()) + unit * L::kPerUnit * L::kScaleBytes;
   _mm_prefetch(reinterpret_cast<const char*>(b.w.scales + line), _MM_HINT_T0);
   if constexpr (Slot != 3) _mm_prefetch(reinterpret_cast<const char*>(b.w.biases + line), _MM_HINT_T0);
-  for (int g = 0; g < L::kPerUnit; ++g)
-    _mm_prefetch(reinterpret_cast<const char*>(before + g * l.array() + block % 16 * l.units() + unit), _MM_HINT_T0);
+  for (int t = 0; t < Tokens; ++t)
+    for (int g = 0; g < L::kPerUnit; ++g)
+      _mm_prefetch(reinterpret_cast<const char*>(before + t * l.token() + g * l.array() + block % 16 * l.units() + unit), _MM_HINT_T0);
 }
 
-template <int Slot, int Group, int Units>
+template <int Slot, int Group, int Units, int Tokens>
 MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t& row_end, bool bf16) noexcept {
-  using L = Linear<Slot, Group, Units>;
-  const L l = prepare_linear<Slot, Group, Units>(b);
+  using L = Linear<Slot, Group, Units, Tokens>;
+  const L l = prepare_linear<Slot, Group, Units, Tokens>(b);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(b.w.data) + static_cast<std::uint64_t>(row_begin) * b.w.row_bytes();
   std::int64_t n_tiles = (row_end - row_begin) / kTileRows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {
@@ -154,61 +179,83 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
     const std::int64_t row = row_begin + (i - 1) * kTileRows;
     std::int32_t* now = l.tile(i);
     const std::int32_t* before = l.tile(i + 1);
-    __m512 acc = _mm512_setzero_ps();
+    __m512 acc[Tokens];
+    for (int t = 0; t < Tokens; ++t) acc[t] = _mm512_setzero_ps();
     std::int64_t x_at = 0;
     for (std::int64_t u = 0; u < l.units(); u += L::kPiece) {
       const std::int64_t end = u + L::kPiece < l.units() ? u + L::kPiece : l.units();
       if (i < n_tiles)
         for (std::int64_t block = u; block < end; ++block, codes += 16 * 64) {
           if (l.units() >= 16) fetch_ahead(l, b, row + kTileRows, block, now, before);
-          sum_block<Slot, Group>(codes, l.x + 2 * x_at, now + 16 * block, l.array());
+          sum_block(l, codes, l.x + 2 * x_at, now + 16 * block);
           for (x_at += 16; x_at >= l.units();) x_at -= l.units();
         }
       if (i == 0) continue;
       if (u + L::kPiece <= l.units())
-        acc = add_piece<Slot, Group, Units>(l, b, row, before, u, 0, bf16, acc);
+        add_piece(l, b, row, before, u, 0, bf16, acc);
       else  // the last ones, read together with some before them
-        acc = add_piece<Slot, Group, Units>(l, b, row, before, l.units() - L::kPiece, static_cast<int>(u + L::kPiece - l.units()), bf16, acc);
+        add_piece(l, b, row, before, l.units() - L::kPiece, static_cast<int>(u + L::kPiece - l.units()), bf16, acc);
     }
-    if (i > 0) store_rows(b, 0, row, kTileRows, acc);
+    if (i > 0)
+      for (int t = 0; t < Tokens; ++t) store_rows(b, t, row, kTileRows, acc[t]);
   }
 }
 
-template <int Slot, int Group>
-void matvec_linear(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+template <int Slot, int Group, int Tokens>
+void matvec_linear_tokens(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   if constexpr (Slot == 3) {
-    matvec_linear_tiles<Slot, Group, 0>(b, row_begin, row_end, true);
+    matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, true);
   } else if (b.w.format.scale_dtype != DType::BF16) {
-    matvec_linear_tiles<Slot, Group, 0>(b, row_begin, row_end, false);
+    matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, false);
   } else {
     const std::int64_t units = b.w.cols / kUnit<Slot>;
     if (Group == 64 && units == 4)
-      matvec_linear_tiles<Slot, Group, 4>(b, row_begin, row_end, true);
+      matvec_linear_tiles<Slot, Group, 4, Tokens>(b, row_begin, row_end, true);
     else if (Group == 64 && units == 16)
-      matvec_linear_tiles<Slot, Group, 16>(b, row_begin, row_end, true);
+      matvec_linear_tiles<Slot, Group, 16, Tokens>(b, row_begin, row_end, true);
     else if (Group == 64 && units == 32)
-      matvec_linear_tiles<Slot, Group, 32>(b, row_begin, row_end, true);
+      matvec_linear_tiles<Slot, Group, 32, Tokens>(b, row_begin, row_end, true);
     else
-      matvec_linear_tiles<Slot, Group, 0>(b, row_begin, row_end, true);
+      matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, true);
   }
   const std::int64_t end = row_begin + (row_end - row_begin) / kTileRows * kTileRows;
   if (end < row_end) matvec_rows<Slot, Group>(b, end, row_end);
 }
 
+template <int Slot, int Group>
+void matvec_linear(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  switch (b.n_tokens) {
+    case 1:
+      return matvec_linear_tokens<Slot, Group, 1>(b, row_begin, row_end);
+    case 2:
+      return matvec_linear_tokens<Slot, Group, 2>(b, row_begin, row_end);
+    case 3:
+      return matvec_linear_tokens<Slot, Group, 3>(b, row_begin, row_end);
+    default:
+      return matvec_linear_tokens<Slot, Group, 4>(b, row_begin, row_end);
+  }
+}
+
 // Whole units, at least a piece of them in a row, 16-bit scales or e8m0.
 template <int Slot, int Group>
-MOEFLUX_MATH bool is_linear(const MatMulBlock& b) noexcept {
-  const MatrixView& w = b.w;
-  return b.n_tokens == 1 && w.cols % kUnit<Slot> == 0 && w.cols / kUnit<Slot> >= Linear<Slot, Group, 0>::kPiece &&
+MOEFLUX_MATH bool is_linear(const MatrixView& w, std::int64_t n_tokens) noexcept {
+  return n_tokens <= kMaxLinearTokens && w.cols % kUnit<Slot> == 0 && w.cols / kUnit<Slot> >= Linear<Slot, Group, 0, 1>::kPiece &&
          w.row_bytes() == static_cast<std::uint64_t>(w.cols / kUnit<Slot>) * 64 && (Slot == 3 || w.format.scale_dtype != DType::F32);
 }
 
 template <int Slot, int Group>
 void matvec_group(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   if constexpr (Slot == 6 || (Slot == 3 && Group == 32)) {
-    if (is_linear<Slot, Group>(b)) return matvec_linear<Slot, Group>(b, row_begin, row_end);
+    if (is_linear<Slot, Group>(b.w, b.n_tokens)) return matvec_linear<Slot, Group>(b, row_begin, row_end);
   }
   matvec_rows<Slot, Group>(b, row_begin, row_end);
+}
+
+bool is_linear(const MatrixView& w, std::int64_t n_tokens) noexcept {
+  const int slot = format_slot(w.format);
+  if (slot == 3) return w.format.group == 32 && is_linear<3, 32>(w, n_tokens);
+  if (slot != 6) return false;
+  return w.format.group == 32 ? is_linear<6, 32>(w, n_tokens) : w.format.group == 64 ? is_linear<6, 64>(w, n_tokens) : is_linear<6, 128>(w, n_tokens);
 }
 
 template <int Slot>

@@ -247,7 +247,7 @@ void matmul_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t ro
     matvec_panels<Slot>(b, row_begin, row_end);
 }
 
-std::int64_t panel_token_tile(std::int64_t n_tokens) noexcept {
+std::int64_t panel_token_tile(const MatrixView&, std::int64_t n_tokens) noexcept {
   if (n_tokens < 3) return 1;
   const std::int64_t tiles = (n_tokens + kMostTokens - 1) / kMostTokens;
   return (n_tokens + tiles - 1) / tiles;
