@@ -105,10 +105,21 @@ MOEFLUX_MATH void store_panel_rows(const MatMulBlock& b, std::int64_t t, std::in
   }
 }
 
-// Sixteen rows are too many streams for the hardware to run ahead of: a tile ahead, at least 16 KiB, in order.
+// Sixteen rows are too many streams for the hardware to run ahead of: codes are asked for a tile ahead, at least 16 KiB, in
+// order, scales two tiles.
 MOEFLUX_MATH const char* fetch_lines(const char* p, int bytes) noexcept {
   for (int at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
   return p + bytes;
+}
+MOEFLUX_MATH const char* codes_ahead(const MatrixView& w, std::int64_t row) noexcept {
+  const std::uint64_t tile = kRows * w.row_bytes(), distance = tile > (16 << 10) ? tile : 16 << 10;
+  return reinterpret_cast<const char*>(codes_of(w, static_cast<std::uint64_t>(row))) + distance;
+}
+template <int Slot>
+MOEFLUX_MATH void fetch_scales(const MatrixView& w, std::int64_t row) noexcept {
+  const std::uint64_t next = (static_cast<std::uint64_t>(row) + 2 * kRows) * w.scale_row_bytes();
+  fetch_lines(reinterpret_cast<const char*>(w.scales) + next, static_cast<int>(kRows * w.scale_row_bytes()));
+  if constexpr (Slot != 3) fetch_lines(reinterpret_cast<const char*>(w.biases) + next, static_cast<int>(kRows * w.scale_row_bytes()));
 }
 
 // One token (or two): each row's codes meet x8 where they lie, or unpacked a row at a time.
@@ -120,11 +131,8 @@ void matvec_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t ro
   const PanelScratch s = split_panel(b.scratch, w.cols, n_groups);
   for (std::int64_t r = row_begin; r < row_end; r += kRows) {
     load_panel_scales<Slot>(w, r, row_end, s);
-    const std::uint64_t tile = kRows * w.row_bytes(), distance = tile > (16 << 10) ? tile : 16 << 10;
-    const char* ahead = reinterpret_cast<const char*>(codes_of(w, static_cast<std::uint64_t>(r))) + distance;
-    const std::uint64_t next = (static_cast<std::uint64_t>(r) + 2 * kRows) * w.scale_row_bytes();
-    fetch_lines(reinterpret_cast<const char*>(w.scales) + next, static_cast<int>(kRows * w.scale_row_bytes()));
-    if constexpr (Slot != 3) fetch_lines(reinterpret_cast<const char*>(w.biases) + next, static_cast<int>(kRows * w.scale_row_bytes()));
+    const char* ahead = codes_ahead(w, r);
+    fetch_scales<Slot>(w, r);
     const std::uint8_t* rows[kRows];
     for (int i = 0; i < kRows; ++i) {
       rows[i] = codes_of(w, row_or_last(r + i, row_end));
@@ -161,8 +169,10 @@ void fill_codes(const MatrixView& w, std::int64_t row, std::int64_t end, const P
   [[maybe_unused]] alignas(64) std::uint8_t block[kRows][32];
   const std::uint8_t* rows[kRows];
   for (int i = 0; i < kRows; ++i) rows[i] = codes_of(w, row_or_last(row + i, end));
+  const char* ahead = codes_ahead(w, row);
   std::uint8_t* to = s.codes;
   for (std::int64_t c = 0; c < w.cols; c += 32, to += 32 * kRows) {
+    ahead = fetch_lines(ahead, kRows * kBlockBytes);
     if constexpr (kNibbles<Slot>) {
       transpose_nibbles32<Slot == 3>(rows, to);
     } else {
@@ -220,6 +230,7 @@ void gemm_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
   alignas(64) float out[kMostTokens * kRows];
   for (std::int64_t r = row_begin; r < row_end; r += kRows) {
     load_panel_scales<Slot>(w, r, row_end, s);
+    fetch_scales<Slot>(w, r);
     fill_codes<Slot>(w, r, row_end, s);
     for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
       const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
@@ -248,7 +259,7 @@ void matmul_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t ro
 }
 
 std::int64_t panel_token_tile(const MatrixView&, std::int64_t n_tokens) noexcept {
-  if (n_tokens < 3) return 1;
+  if (n_tokens < 2) return 1;
   const std::int64_t tiles = (n_tokens + kMostTokens - 1) / kMostTokens;
   return (n_tokens + tiles - 1) / tiles;
 }
