@@ -118,6 +118,20 @@ void largest_case(const Visitor& visit, unsigned seed, std::int64_t t, const qua
   visit(c);
 }
 
+// Every e4m3 code but the two that are no numbers.
+void every_code_case(const Visitor& visit, unsigned seed, std::int64_t t, std::int64_t cols) {
+  constexpr std::int64_t kRows = 19;
+  OpCase<MatMul> c(fmt::format("MatMul fp8 x [{}, {}] every code", t, cols), seed);
+  c.op.x = c.memory.random({t, cols});
+  c.op.precision = Precision::Fast;
+  const quant::MatrixView w = c.memory.matrix(kRows, cols, quant::Format::fp8());
+  auto* codes = const_cast<std::byte*>(w.data);  // the case's own memory
+  for (std::int64_t i = 0; i < kRows * cols; ++i) codes[i] = static_cast<std::byte>((i & 0x7f) == 0x7f ? 1 : i & 0xff);
+  c.parts.push_back({w, {}, c.memory.output({t, kRows})});
+  c.bound = bound_of;
+  visit(c);
+}
+
 }  // namespace
 
 void matmul_cases(const Visitor& visit) {
@@ -138,6 +152,8 @@ void matmul_cases(const Visitor& visit) {
   // FP8 groups may be short at the end.
   for (const std::int64_t cols : {1, 64, 129, 300})
     for (const std::int64_t t : {1, 7}) matmul_case(visit, seed++, t, cols, {{17, quant::Format::fp8(), t == 1}}, Precision::Fast);
+  for (const std::int64_t cols : {256, 200, 1000, 1047})
+    for (const std::int64_t t : {1, 3}) every_code_case(visit, seed++, t, cols);
   // Kernels take tokens and rows in tiles: every number of tokens up to two tiles, rows around 16 and 32, and
   // rows of codes that end inside a register.
   for (const quant::Format& f : all_formats())
@@ -185,6 +201,17 @@ void matmul_cases(const Visitor& visit) {
       const std::int64_t n = some_rows[seed % 3];
       matmul_case(visit, seed++, 1, 128 * units, {{n, f, units % 2 == 0}}, Precision::Fast);
     }
+  // Up to four tokens meet them the same way, more do not.
+  for (const quant::Format& f : four_bits)
+    for (const std::int64_t units : {4, 5, 11, 16, 17, 32}) {
+      const std::int64_t n = some_rows[seed % 3], t = 2 + seed % 4;
+      matmul_case(visit, seed++, t, 128 * units, {{n, f, units % 2 == 0}}, Precision::Fast);
+    }
+  for (const std::int64_t t : {2, 3, 4, 5}) {
+    for (const std::int64_t units : {4, 16, 32}) matmul_case(visit, seed++, t, 128 * units, {{50, q4, units == 4}}, Precision::Fast);
+    // Beside a matrix that wants its tokens otherwise.
+    matmul_case(visit, seed++, t, 1024, {{50, q4, false}, {33, q8, false}, {17, mx, false}}, Precision::Fast);
+  }
   // The same for units of 64 codes, where a row has an odd number of them.
   for (const quant::Format& f : four_bits)
     for (const std::int64_t units : {5, 7, 9, 13, 15, 17, 33}) {

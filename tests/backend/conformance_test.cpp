@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <vector>
 
 #include "backend/op_cases.h"
 #include "backend/test_backends.h"
@@ -51,6 +53,31 @@ TEST_P(Conformance, CpuAgreesWithReference) {
   EXPECT_GT(n_cases, 5);
   RecordProperty("cases", n_cases);
   RecordProperty("largest_share_of_bound", std::to_string(share));
+}
+
+// e4m3 has two codes that are no numbers: only the row that has one gives none, wherever it stands.
+TEST(MatMulFp8, ACodeThatIsNoNumber) {
+  constexpr std::int64_t kCols = 203;
+  constexpr std::byte kOne{0x38};
+  const std::vector<float> x(3 * kCols, 1.0f), scales(4, 0.5f);
+  for (const CpuVariant& v : cpu_variants()) {
+    if (v.n_threads != 1) continue;
+    const std::unique_ptr<Stream> stream = v.backend->create_stream();
+    for (const std::int64_t t : {1, 3})
+      for (const std::byte code : {std::byte{0x7f}, std::byte{0xff}})
+        for (const std::size_t at : {0u, 17u, 63u, 64u, 130u, 191u, 202u}) {
+          std::vector<std::byte> codes(2 * kCols, kOne);
+          codes[kCols + at] = code;
+          std::vector<float> y(static_cast<std::size_t>(2 * t));
+          const quant::MatrixView w{quant::Format::fp8(), 2, kCols, codes.data(), reinterpret_cast<const std::byte*>(scales.data()), nullptr};
+          const MatMulPart part{w, {}, view_f32(y.data(), {t, 2})};
+          v.backend->run(*stream, MatMul{view_f32(const_cast<float*>(x.data()), {t, kCols}), {&part, 1}, Precision::Fast});
+          for (std::size_t i = 0; i < y.size(); i += 2) {
+            EXPECT_EQ(y[i], 0.5f * kCols) << v.name() << " " << t;
+            EXPECT_TRUE(std::isnan(y[i + 1])) << v.name() << " " << t << " " << at;
+          }
+        }
+  }
 }
 
 // The bounds must mean something: an error of one part in a hundred of any output is outside of them.

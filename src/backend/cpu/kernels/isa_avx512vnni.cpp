@@ -36,6 +36,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
+#include "backend/cpu/kernels/avx512/fp8.inl"
 #include "backend/cpu/kernels/avx512/exact.inl"
 #include "backend/cpu/kernels/avx512/attention.inl"
 #include "backend/cpu/kernels/avx512/delta.inl"
@@ -54,6 +55,7 @@ constexpr KernelTable tiled_table() {
                                         matmul_exact_tiles<6>, matmul_exact_tiles<7>, matmul_exact_tiles<8>,
                                         matmul_exact_tiles<9>};
   for (int i = 0; i < kTiledSlots; ++i) t.fast[i] = fast[i], t.exact[i] = exact[i];
+  t.exact[10] = matmul_exact_tiles<10>;
   t.quantize_row = quantize_row_tiles;
   t.token_tile = token_tile;
   t.interleave = interleave_tokens;

@@ -34,6 +34,7 @@ namespace moeflux::backend::cpu::neon {
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/generic/codes32.inl"
 #include "backend/cpu/kernels/neon/bytes.inl"
 #include "backend/cpu/kernels/neon/registers.inl"
 #include "backend/cpu/kernels/generic/attention_heads.inl"

@@ -29,6 +29,13 @@ MOEFLUX_MATH V16 load_bf16(const std::byte* p) noexcept {
 MOEFLUX_MATH V16 load_f16(const std::byte* p) noexcept { return {_mm512_cvtph_ps(load256(p))}; }
 MOEFLUX_MATH V16 load_u8(const std::uint8_t* p) noexcept { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p)))}; }
 MOEFLUX_MATH V16 load_i8(const std::int8_t* p) noexcept { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p)))}; }
+// quant::e4m3_to_f32, by way of f16: the same fields, a 256th of the value; codes that are NaN become f16's.
+MOEFLUX_MATH V16 e4m3_to_f32(__m128i codes) noexcept {
+  const __mmask16 nan = _mm_cmpeq_epi8_mask(_mm_or_si128(codes, _mm_set1_epi8(-128)), _mm_set1_epi8(-1));
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+  return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_mask_add_epi16(half, nan, half, _mm256_set1_epi16(0x3e80))), _mm512_set1_ps(256.0f))};
+}
+MOEFLUX_MATH V16 load_e4m3(const std::uint8_t* p) noexcept { return e4m3_to_f32(load128(p)); }
 MOEFLUX_MATH void store_i8(std::int8_t* p, V16 x) noexcept {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.a)));
 }

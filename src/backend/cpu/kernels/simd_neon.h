@@ -60,6 +60,20 @@ MOEFLUX_MATH V16 load_i8(const std::int8_t* p) noexcept {
   return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(a))),
            vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(b)))}};
 }
+// quant::e4m3_to_f32, by way of f16: the same fields, a 256th of the value; codes that are NaN become f16's.
+MOEFLUX_MATH V16 load_e4m3(const std::uint8_t* p) noexcept {
+  const int8x16_t x = vld1q_s8(reinterpret_cast<const std::int8_t*>(p));
+  const uint16x8_t magnitude = vdupq_n_u16(0x3f80);
+  V16 r;
+  for (int i = 0; i < 2; ++i) {
+    uint16x8_t half = vreinterpretq_u16_s16(vshlq_n_s16(vmovl_s8(i == 0 ? vget_low_s8(x) : vget_high_s8(x)), 7));
+    half = vandq_u16(half, vdupq_n_u16(0xbfff));
+    half = vaddq_u16(half, vandq_u16(vceqq_u16(vandq_u16(half, magnitude), magnitude), vdupq_n_u16(0x3e80)));
+    r.v[2 * i] = vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(half))), 256.0f);
+    r.v[2 * i + 1] = vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(half))), 256.0f);
+  }
+  return r;
+}
 // Lanes hold integers in [-128, 127].
 MOEFLUX_MATH void store_i8(std::int8_t* p, V16 x) noexcept {
   const int16x8_t a = vcombine_s16(vmovn_s32(vcvtq_s32_f32(x.v[0])), vmovn_s32(vcvtq_s32_f32(x.v[1])));

@@ -60,6 +60,11 @@ MOEFLUX_MATH V16 load_i8(const std::int8_t* p) noexcept {
   MOEFLUX_LANES r.v[l] = static_cast<float>(p[l]);
   return r;
 }
+MOEFLUX_MATH V16 load_e4m3(const std::uint8_t* p) noexcept {
+  V16 r;
+  MOEFLUX_LANES r.v[l] = quant::e4m3_to_f32(p[l]);
+  return r;
+}
 // Lanes hold integers in [-128, 127].
 MOEFLUX_MATH void store_i8(std::int8_t* p, V16 a) noexcept {
   MOEFLUX_LANES p[l] = static_cast<std::int8_t>(a.v[l]);

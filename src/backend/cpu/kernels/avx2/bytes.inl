@@ -28,6 +28,37 @@ MOEFLUX_MATH void order32(const std::uint8_t* in, std::uint8_t* out) noexcept {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), v);
 }
 
+// 32 codes in x8 order, one a byte. AVX2 cannot shift 16-bit lanes by counts of their own: a product moves a code's bits up to the
+// same place in every lane.
+template <int Bits>
+MOEFLUX_MATH __m256i ordered32(const std::uint8_t* p) noexcept {
+  using Codes = Codes32<Bits>;
+  const auto half = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + Codes::base(i))); };
+  __m256i v;
+  if constexpr (Codes::kBytes == 8) {
+    std::int64_t eight;
+    std::memcpy(&eight, p, 8);
+    v = _mm256_set1_epi64x(eight);
+  } else if constexpr (Codes::kBytes == 12) {
+    std::int32_t last;
+    std::memcpy(&last, p + 8, 4);
+    v = _mm256_broadcastsi128_si256(_mm_insert_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), last, 2));
+  } else {
+    v = _mm256_inserti128_si256(_mm256_castsi128_si256(half(0)), half(1), 1);
+  }
+  __m256i words[2];
+  for (int odd = 0; odd < 2; ++odd) {
+    const __m256i picked = _mm256_shuffle_epi8(v, load256(kCodes32<Bits>.pick[odd]));
+    words[odd] = _mm256_srli_epi16(_mm256_mullo_epi16(picked, load256(kCodes32<Bits>.factor[odd])), 8);
+  }
+  const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(words[0], words[1]), 0xd8);
+  return _mm256_and_si256(bytes, _mm256_set1_epi8((1 << Bits) - 1));
+}
+template <int Bits>
+MOEFLUX_MATH void unpack_ordered32(const std::uint8_t* p, std::uint8_t* out) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), ordered32<Bits>(p));
+}
+
 // e2m1 codes, one a byte -> twice their values, shifted.
 MOEFLUX_MATH __m256i e2m1_bytes(__m256i codes) noexcept {
   const __m128i lut = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);

@@ -27,13 +27,14 @@ MOEFLUX_MATH V16 weights16(const std::uint8_t* row, std::int64_t c, const float*
   }
   if constexpr (Slot == 6) return fma(set1(*s), bytes_to_f32(nibbles16(row + c / 2)), set1(*b));
   if constexpr (Slot == 9) return fma(set1(*s), load_u8(row + c), set1(*b));
+  if constexpr (Slot == 10) return mul(load_e4m3(row + c), set1(*s));
   return zero();
 }
 
 // Scales and biases of four rows as f32: [row][scales, biases][groups]. Rows past the end repeat the last one.
 template <int Slot>
 MOEFLUX_MATH void widen_scales(const MatrixView& w, std::int64_t r, std::int64_t end, float* out) noexcept {
-  const std::int64_t n = w.cols / w.format.group;
+  const auto n = static_cast<std::int64_t>(w.format.n_groups(static_cast<std::uint64_t>(w.cols)));
   const DType dtype = w.format.scale_dtype;
   const auto widen = [&](const std::byte* p, float* to) noexcept {
     std::int64_t g = 0;
@@ -47,7 +48,7 @@ MOEFLUX_MATH void widen_scales(const MatrixView& w, std::int64_t r, std::int64_t
       for (std::int64_t g = 0; g < n; ++g) out[g] = quant::e8m0_half_to_f32(static_cast<std::uint8_t>(w.scales[at + static_cast<std::uint64_t>(g)]));
     } else {
       widen(w.scales + at, out);
-      widen(w.biases + at, out + n);
+      if constexpr (Slot != 10) widen(w.biases + at, out + n);
     }
   }
 }
@@ -57,7 +58,8 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
   constexpr std::uint64_t kAhead = 16 << 10;
   const MatrixView& w = b.w;
   // Plain rows are one group of all columns; what is left of them behind the last sixteen is done apart.
-  const std::int64_t whole = w.cols / 16 * 16, group = Slot <= 2 ? whole : w.format.group, n_groups = group == 0 ? 0 : whole / group;
+  const std::int64_t whole = w.cols / 16 * 16, group = Slot <= 2 ? whole : w.format.group;
+  const std::int64_t n_groups = group == 0 ? 0 : Slot == 10 ? (w.cols + group - 1) / group : whole / group;
   auto* scales = reinterpret_cast<float*>(b.scratch);
   for (std::int64_t r = row_begin; r < row_end; r += kExactRows) {
     const std::uint8_t* rows[kExactRows];
@@ -67,7 +69,7 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
     V16 a0 = zero(), a1 = zero(), a2 = zero(), a3 = zero();
     const float* s = scales;
     for (std::int64_t g = 0; g < n_groups; ++g, ++s)
-      for (std::int64_t c = g * group; c < (g + 1) * group; c += 16) {
+      for (std::int64_t c = g * group, end = Slot == 10 ? std::min((g + 1) * group, whole) : (g + 1) * group; c < end; c += 16) {
         const V16 x = load(b.x + c);
         a0 = fma(x, weights16<Slot>(rows[0], c, s, s + n_groups), a0);
         a1 = fma(x, weights16<Slot>(rows[1], c, s + 2 * n_groups, s + 3 * n_groups), a1);
@@ -76,10 +78,11 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
       }
     V16 acc[kExactRows] = {a0, a1, a2, a3};
     for (int i = 0; i < kExactRows && r + i < row_end; ++i) {
-      if (const std::int64_t rest = w.cols - whole; Slot <= 2 && rest > 0) {
+      if (const std::int64_t rest = w.cols - whole; (Slot <= 2 || Slot == 10) && rest > 0) {
         alignas(32) float tail[16] = {};
         for (std::int64_t k = 0; k < rest; ++k)
-          tail[k] = Slot == 0 ? quant::load_scalar<DType::F32>(reinterpret_cast<const std::byte*>(rows[i]), whole + k)
+          tail[k] = Slot == 10  ? quant::e4m3_to_f32(rows[i][whole + k]) * scales[2 * n_groups * i + whole / group]
+                    : Slot == 0 ? quant::load_scalar<DType::F32>(reinterpret_cast<const std::byte*>(rows[i]), whole + k)
                     : Slot == 1 ? quant::load_scalar<DType::F16>(reinterpret_cast<const std::byte*>(rows[i]), whole + k)
                                 : quant::load_scalar<DType::BF16>(reinterpret_cast<const std::byte*>(rows[i]), whole + k);
         acc[i] = fma(load_n(b.x + whole, rest), load(tail), acc[i]);

@@ -7,6 +7,7 @@
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/generic/codes32.inl"
 #include "backend/cpu/kernels/avx2/bytes.inl"
 #include "backend/cpu/kernels/avx2/registers.inl"
 #include "backend/cpu/kernels/generic/attention_heads.inl"
@@ -27,6 +28,7 @@ constexpr KernelTable avx2_kernels() {
   t.exact[3] = matmul_exact_rows<3>;
   t.exact[6] = matmul_exact_rows<6>;
   t.exact[9] = matmul_exact_rows<9>;
+  t.exact[10] = matmul_exact_rows<10>;
   return t;
 }
 constexpr KernelTable kAvx2Table = avx2_kernels();

@@ -10,7 +10,7 @@ inline constexpr int kExactTokens = 6;  // 4 x 6 sums, four weights, one activat
 template <int Slot>
 inline constexpr bool kLookup = Slot >= 3 && Slot <= 6;
 template <int Slot>
-inline constexpr int kCodeBits = Slot == 3 ? 4 : kBits<Slot>;
+inline constexpr int kCodeBits = Slot == 3 ? 4 : Slot == 10 ? 8 : kBits<Slot>;
 
 // Bit offsets for lane l in the low byte of its double word: code l of the broadcast qword, or code l mod 8.
 template <int Bits>
@@ -51,6 +51,7 @@ struct RowReader {
   MOEFLUX_MATH void start_group(std::int64_t g) noexcept {
     if constexpr (Slot <= 2) return;
     a = _mm512_set1_ps(scales[g]);
+    if constexpr (Slot == 10) return;
     b = Slot == 3 ? _mm512_setzero_ps() : _mm512_set1_ps(biases[g]);
     if constexpr (Slot == 3)
       a = _mm512_fmadd_ps(a, _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), b);
@@ -68,7 +69,8 @@ struct RowReader {
     if constexpr (Slot == 0) return load(reinterpret_cast<const float*>(p) + c);
     if constexpr (Slot == 1) return load_f16(p + 2 * c);
     if constexpr (Slot == 2) return load_bf16(p + 2 * c);
-    if constexpr (Slot >= 3) {
+    if constexpr (Slot == 10) return mul(load_e4m3(codes + c), V16{a});
+    if constexpr (Slot >= 3 && Slot < 10) {
       constexpr int kWidth = kCodeBits<Slot>;
       const std::uint8_t* q = codes + c / 8 * kWidth;
       if constexpr (kLookup<Slot>) {
@@ -88,8 +90,9 @@ struct RowReader {
     return zero();
   }
 
-  // The last n < 16 columns of a plain row, zeros after them.
+  // The last n < 16 columns of a row without whole groups, zeros after them.
   MOEFLUX_MATH V16 rest(std::int64_t c, std::int64_t n) const noexcept {
+    if constexpr (Slot == 10) return mul(e4m3_to_f32(_mm_maskz_loadu_epi8(first(n), codes + c)), V16{a});
     if constexpr (Slot == 0) return load_n(reinterpret_cast<const float*>(codes) + c, n);
     const __m256i h = _mm256_maskz_loadu_epi16(first(n), codes + 2 * c);
     if constexpr (Slot == 1) return {_mm512_cvtph_ps(h)};
@@ -114,7 +117,7 @@ MOEFLUX_MATH void widen_scales(const std::byte* p, DType dtype, std::int64_t n, 
 template <int Slot>
 MOEFLUX_MATH void open_rows(const MatrixView& w, std::int64_t r, std::int64_t end, float* scratch,
                             RowReader<Slot> (&rows)[kExactRows]) noexcept {
-  const std::int64_t n_groups = Slot <= 2 ? 0 : w.cols / w.format.group;
+  const std::int64_t n_groups = Slot <= 2 ? 0 : static_cast<std::int64_t>(w.format.n_groups(static_cast<std::uint64_t>(w.cols)));
   for (int i = 0; i < kExactRows; ++i) {
     const auto at = static_cast<std::uint64_t>(r + i < end ? r + i : end - 1);
     rows[i].codes = reinterpret_cast<const std::uint8_t*>(w.data) + at * w.row_bytes();
@@ -122,6 +125,10 @@ MOEFLUX_MATH void open_rows(const MatrixView& w, std::int64_t r, std::int64_t en
       for (std::int64_t g = 0; g < n_groups; ++g)
         scratch[g] = quant::e8m0_half_to_f32(
             static_cast<std::uint8_t>(w.scales[at * w.scale_row_bytes() + static_cast<std::uint64_t>(g)]));
+      rows[i].scales = scratch;
+      scratch += n_groups;
+    } else if constexpr (Slot == 10) {
+      std::memcpy(scratch, w.scales + at * w.scale_row_bytes(), static_cast<std::size_t>(n_groups) * 4);
       rows[i].scales = scratch;
       scratch += n_groups;
     } else if constexpr (Slot > 3) {
@@ -144,9 +151,13 @@ MOEFLUX_MATH void each_column(const MatrixView& w, const Start& start, const Ste
     if (c < w.cols) rest(c, w.cols - c);
   } else {
     const std::int64_t group = w.format.group;
-    for (std::int64_t g = 0; g < w.cols / group; ++g) {
+    for (std::int64_t g = 0; g * group < w.cols; ++g) {
       start(g);
-      for (std::int64_t c = g * group; c < (g + 1) * group; c += 16) step(c);
+      std::int64_t c = g * group;
+      const std::int64_t end = Slot != 10 || c + group < w.cols ? c + group : w.cols;
+      for (; c + 16 <= end; c += 16) step(c);
+      if constexpr (Slot == 10)
+        if (c < end) rest(c, end - c);
     }
   }
 }
@@ -241,9 +252,13 @@ void gemm_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_e
   for (std::int64_t r = row_begin; r < row_end; r += kExactRows) {
     RowReader<Slot> rows[kExactRows] = {};
     open_rows<Slot>(b.w, r, row_end, w + kExactRows * stride, rows);
+    [[maybe_unused]] const char* ahead = reinterpret_cast<const char*>(rows[0].codes) + kAhead;
+    [[maybe_unused]] const int group_bytes = Slot <= 2 ? 0 : b.w.format.group / 8 * kCodeBits<Slot>;
     each_column<Slot>(
         b.w,
         [&](std::int64_t g) __attribute__((always_inline)) {
+          for (int i = 0; i < kExactRows * group_bytes; i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+          ahead += kExactRows * group_bytes;
 #pragma GCC unroll 4
           for (int i = 0; i < kExactRows; ++i) rows[i].start_group(g);
         },
@@ -263,7 +278,9 @@ void gemm_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_e
 
 template <int Slot>
 void matmul_exact_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
-  if (b.n_tokens == 1)
+  if (b.n_tokens == 1 && Slot == 10)
+    matvec_fp8(b, row_begin, row_end);
+  else if (b.n_tokens == 1)
     matvec_exact<Slot>(b, row_begin, row_end);
   else
     gemm_exact<Slot>(b, row_begin, row_end);

@@ -5,7 +5,7 @@
 // shifted by kShift<Slot>; kShift * sx is taken off again.
 //
 // The instruction set supplies: I16 (sixteen sums) with izero, isub, to_f32; Partial (sums of one row) with row_dot,
-// reduce8; order32, transpose32, transpose_nibbles32, transpose_bf16; kShift; Part (what it adds up of
+// reduce8; order32, unpack_ordered32 (codes of 2, 3, 5 and 6 bits), transpose32, transpose_nibbles32, transpose_bf16; kShift; Part (what it adds up of
 // kColumns<Slot> columns of sixteen rows, a divisor of 32) with begin_part, add_columns4, end_part.
 
 namespace {
@@ -73,12 +73,17 @@ void load_panel_scales(const MatrixView& w, std::int64_t row, std::int64_t end, 
 // The codes of a row as bytes in x8 order, for formats whose packed codes are not in it.
 template <int Slot>
 MOEFLUX_MATH void unpack_ordered(const std::uint8_t* packed, std::int64_t cols, std::uint8_t* out) noexcept {
-  alignas(64) std::uint8_t u[32];
-  for (std::int64_t c = 0; c < cols; c += 32) {
-    quant::unpack<kBits<Slot>>(packed + c / 8 * kBits<Slot>, 32, u);
-    if constexpr (kShift<Slot> != 0)
-      for (std::uint8_t& code : u) code = static_cast<std::uint8_t>(code + kShift<Slot>);
-    order32(u, out + c);
+  if constexpr (kBits<Slot> != 8) {
+    static_assert(kShift<Slot> == 0);
+    for (std::int64_t c = 0; c < cols; c += 32) unpack_ordered32<kBits<Slot>>(packed + c / 8 * kBits<Slot>, out + c);
+  } else {
+    alignas(64) std::uint8_t u[32];
+    for (std::int64_t c = 0; c < cols; c += 32) {
+      std::memcpy(u, packed + c, 32);
+      if constexpr (kShift<Slot> != 0)
+        for (std::uint8_t& code : u) code = static_cast<std::uint8_t>(code + kShift<Slot>);
+      order32(u, out + c);
+    }
   }
 }
 

@@ -26,6 +26,24 @@ MOEFLUX_MATH void order32(const std::uint8_t* in, std::uint8_t* out) noexcept {
   vst1q_u8(out + 16, vuzp2q_u8(a, b));
 }
 
+// 32 codes in x8 order, one a byte.
+template <int Bits>
+MOEFLUX_MATH void unpack_ordered32(const std::uint8_t* p, std::uint8_t* out) noexcept {
+  using Codes = Codes32<Bits>;
+  alignas(16) std::uint8_t few[16] = {};
+  if constexpr (Codes::kBytes < 16) std::memcpy(few, p, Codes::kBytes);
+  const uint8x16_t halves[2] = {vld1q_u8(Codes::kBytes < 16 ? few : p), vld1q_u8(Codes::kBytes < 16 ? few : p + Codes::base(1))};
+  for (int odd = 0; odd < 2; ++odd) {
+    uint8x8_t bytes[2];
+    for (int half = 0; half < 2; ++half) {
+      const uint16x8_t words = vreinterpretq_u16_u8(vqtbl1q_u8(halves[half], vld1q_u8(kCodes32<Bits>.pick[odd][half])));
+      const int16x8_t right = vnegq_s16(vreinterpretq_s16_u16(vld1q_u16(kCodes32<Bits>.shift[odd][half])));
+      bytes[half] = vmovn_u16(vandq_u16(vshlq_u16(words, right), vdupq_n_u16((1 << Bits) - 1)));
+    }
+    vst1q_u8(out + 16 * odd, vcombine_u8(bytes[0], bytes[1]));
+  }
+}
+
 struct Nibbles {
   uint8x16_t even, odd;
 };
