@@ -65,10 +65,11 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
     const std::uint8_t* rows[kExactRows];
     for (int i = 0; i < kExactRows; ++i) rows[i] = codes_of(w, row_or_last(r + i, row_end));
     if constexpr (Slot > 2) widen_scales<Slot>(w, r, row_end, scales);
-    fetch_lines(reinterpret_cast<const char*>(rows[0]) + kAhead, static_cast<int>(kExactRows * w.row_bytes()));
+    const char* ahead = reinterpret_cast<const char*>(rows[0]) + kAhead;
     V16 a0 = zero(), a1 = zero(), a2 = zero(), a3 = zero();
     const float* s = scales;
-    for (std::int64_t g = 0; g < n_groups; ++g, ++s)
+    for (std::int64_t g = 0; g < n_groups; ++g, ++s) {
+      ahead = fetch_lines(ahead, static_cast<int>(kExactRows * w.format.row_bytes(static_cast<std::uint64_t>(group))));
       for (std::int64_t c = g * group, end = Slot == 10 ? std::min((g + 1) * group, whole) : (g + 1) * group; c < end; c += 16) {
         const V16 x = load(b.x + c);
         a0 = fma(x, weights16<Slot>(rows[0], c, s, s + n_groups), a0);
@@ -76,6 +77,7 @@ void matvec_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
         a2 = fma(x, weights16<Slot>(rows[2], c, s + 4 * n_groups, s + 5 * n_groups), a2);
         a3 = fma(x, weights16<Slot>(rows[3], c, s + 6 * n_groups, s + 7 * n_groups), a3);
       }
+    }
     V16 acc[kExactRows] = {a0, a1, a2, a3};
     for (int i = 0; i < kExactRows && r + i < row_end; ++i) {
       if (const std::int64_t rest = w.cols - whole; (Slot <= 2 || Slot == 10) && rest > 0) {
