@@ -12,7 +12,8 @@ namespace {
 
 inline constexpr int kMaxLinearTokens = 4;
 
-// Units: of a row, where the compiler may know it (strides become constants, a seventh of the time); 0: any number.
+// Units: of a row, where the compiler may know it (strides become constants: a seventh of the time for one token, a twentieth for
+// more); 0: any number.
 template <int Slot, int Group, int Units, int Tokens>
 struct Linear {
   static constexpr int kPerUnit = kUnit<Slot> / Group;        // groups of a unit
@@ -203,21 +204,14 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
 
 template <int Slot, int Group, int Tokens>
 void matvec_linear_tokens(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
-  if constexpr (Slot == 3) {
-    matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, true);
-  } else if (b.w.format.scale_dtype != DType::BF16) {
-    matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, false);
-  } else {
-    const std::int64_t units = b.w.cols / kUnit<Slot>;
-    if (Group == 64 && units == 4)
-      matvec_linear_tiles<Slot, Group, 4, Tokens>(b, row_begin, row_end, true);
-    else if (Group == 64 && units == 16)
-      matvec_linear_tiles<Slot, Group, 16, Tokens>(b, row_begin, row_end, true);
-    else if (Group == 64 && units == 32)
-      matvec_linear_tiles<Slot, Group, 32, Tokens>(b, row_begin, row_end, true);
-    else
-      matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, true);
+  const bool bf16 = Slot == 3 || b.w.format.scale_dtype == DType::BF16;
+  const std::int64_t units = Tokens == 1 && Slot == 6 && Group == 64 && bf16 ? b.w.cols / kUnit<Slot> : 0;
+  if constexpr (Tokens == 1 && Slot == 6 && Group == 64) {
+    if (units == 4) matvec_linear_tiles<Slot, Group, 4, Tokens>(b, row_begin, row_end, true);
+    if (units == 16) matvec_linear_tiles<Slot, Group, 16, Tokens>(b, row_begin, row_end, true);
+    if (units == 32) matvec_linear_tiles<Slot, Group, 32, Tokens>(b, row_begin, row_end, true);
   }
+  if (units != 4 && units != 16 && units != 32) matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, bf16);
   const std::int64_t end = row_begin + (row_end - row_begin) / kTileRows * kTileRows;
   if (end < row_end) matvec_rows<Slot, Group>(b, end, row_end);
 }
