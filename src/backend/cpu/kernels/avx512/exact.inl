@@ -263,6 +263,10 @@ void gemm_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_e
           for (int i = 0; i < kExactRows; ++i) rows[i].start_group(g);
         },
         [&](std::int64_t c) __attribute__((always_inline)) {
+          if constexpr (Slot <= 2) {
+            for (int i = 0; i < kExactRows * (Slot == 0 ? 64 : 32); i += 64) _mm_prefetch(ahead + i, _MM_HINT_T1);
+            ahead += kExactRows * (Slot == 0 ? 64 : 32);
+          }
 #pragma GCC unroll 4
           for (int i = 0; i < kExactRows; ++i) store(w + i * stride + c, rows[i].weights(c));
         },

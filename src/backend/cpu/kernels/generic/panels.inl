@@ -127,7 +127,7 @@ MOEFLUX_MATH void fetch_scales(const MatrixView& w, std::int64_t row) noexcept {
   if constexpr (Slot != 3) fetch_lines(reinterpret_cast<const char*>(w.biases) + next, static_cast<int>(kRows * w.scale_row_bytes()));
 }
 
-// One token (or two): each row's codes meet x8 where they lie, or unpacked a row at a time.
+// One token: each row's codes meet x8 where they lie, or unpacked a row at a time.
 template <int Slot>
 void matvec_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   const MatrixView& w = b.w;
