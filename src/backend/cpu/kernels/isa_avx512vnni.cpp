@@ -46,7 +46,7 @@ namespace {
 
 constexpr KernelTable tiled_table() {
   KernelTable t = kTable;
-  constexpr int kTiledSlots = 10;  // the rest keep the generic kernels
+  constexpr int kTiledSlots = 10;  // all but fp8, which has no fast kernel
   const MatMulFn fast[kTiledSlots] = {nullptr, nullptr, nullptr, matmul_fast_tiles<3>, matmul_fast_tiles<4>,
                                        matmul_fast_tiles<5>, matmul_fast_tiles<6>, matmul_fast_tiles<7>,
                                        matmul_fast_tiles<8>, matmul_fast_tiles<9>};
