@@ -282,12 +282,11 @@ void gemm_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_e
 
 template <int Slot>
 void matmul_exact_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
-  if (b.n_tokens == 1 && Slot == 10)
+  if (b.n_tokens > 1) return gemm_exact<Slot>(b, row_begin, row_end);
+  if constexpr (Slot == 10)
     matvec_fp8(b, row_begin, row_end);
-  else if (b.n_tokens == 1)
-    matvec_exact<Slot>(b, row_begin, row_end);
   else
-    gemm_exact<Slot>(b, row_begin, row_end);
+    matvec_exact<Slot>(b, row_begin, row_end);
 }
 
 }  // namespace
