@@ -98,8 +98,8 @@ void gather(const KernelTable& k, const Plan& p, Work& w, const QuantizedBuffer 
   }
 }
 
-// Columns [c0, c1) of the inner activation of one work.
-void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1,
+// Columns [c0, c1) of the inner activation of one work; `then`: where the slice that follows begins.
+void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1, RowsToCome then,
                  std::byte* scratch) noexcept {
   const FfnMatrices& m = w.w->m;
   float* gate = p.gate + w.first * p.inner;
@@ -110,6 +110,7 @@ void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_
         v,       w.x,     p.cols, {},     bias_of(first ? m.gate_bias : m.up_bias), first ? gate : up,
         p.inner, nullptr, w.n,    scratch};
     if (is_fast(v, p.op.precision)) b.xq = w.xq[group_slot(v)];
+    b.then = first ? RowsToCome{&m.up, c0} : then;
     kernel_for(k, v, p.op.precision)(b, c0, c1);
   }
   for (std::int64_t i = 0; i < w.n; ++i) {
@@ -203,9 +204,10 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
     const Work& w = p.works[static_cast<std::size_t>(i / slices)];
     const std::int64_t c0 = i % slices * columns;
+    RowsToCome then;
+    if (i + 1 < n * slices) then = {&p.works[static_cast<std::size_t>((i + 1) / slices)].w->m.gate, (i + 1) % slices * columns};
     if (w.n > 0)
-      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + columns),
-                  s.workers[static_cast<std::size_t>(worker)].get(0));
+      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + columns), then, s.workers[static_cast<std::size_t>(worker)].get(0));
   });
 
   auto* jobs = reinterpret_cast<MatMulJob*>(lists + works_bytes);

@@ -44,8 +44,12 @@ void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
     b.scratch = s.workers[static_cast<std::size_t>(worker)].get(0);
     NextTasks more(pool, job, i, worker);
     b.more = &more;
-    const std::int64_t row = (i - job.first_task) * job.rows_per_task;
-    job.fn(b, row, std::min(b.w.rows, row + job.rows_per_task));
+    const std::int64_t row = (i - job.first_task) * job.rows_per_task, end = std::min(b.w.rows, row + job.rows_per_task);
+    if (end < b.w.rows)
+      b.then = {&job.block.w, end};
+    else if (after != jobs.end())
+      b.then = {&after->block.w, 0};
+    job.fn(b, row, end);
   });
 }
 

@@ -30,6 +30,12 @@ struct MoreRows {
   ~MoreRows() = default;
 };
 
+// Rows that the same thread will most likely compute next: a kernel may ask memory for them before it ends.
+struct RowsToCome {
+  const quant::MatrixView* w = nullptr;  // null: not known
+  std::int64_t row = 0;
+};
+
 // y[t, r] = W[r] . x[t] (+ bias[r]) for rows [row_begin, row_end) and all tokens.
 struct MatMulBlock {
   quant::MatrixView w;
@@ -43,6 +49,7 @@ struct MatMulBlock {
   std::int64_t n_tokens = 0;
   std::byte* scratch = nullptr;  // matmul_scratch_bytes(cols), aligned to 64
   MoreRows* more = nullptr;      // may be null
+  RowsToCome then = {};          // behind row_end
 };
 using MatMulFn = void (*)(const MatMulBlock& block, std::int64_t row_begin, std::int64_t row_end) noexcept;
 

@@ -1,9 +1,10 @@
-// fast matmul for many tokens: codes of 32 rows are unpacked once into a panel, then every tile of tokens
+// fast matmul for many tokens: codes of 32 rows are brought into a panel once, then every tile of tokens
 // passes.
 //
-// Panel: [cols / 4][32 rows][4 codes]; tokens: [cols / 4][tokens of the tile][4 values]. A step multiplies
-// four columns of 32 rows by one token's four values, broadcast: sums of a group stay in registers, one per
-// (row, token).
+// Panel: [cols / 4][32 rows][4 codes] in bytes, or [cols / 8][32 rows][8 codes] in nibbles, which are split when
+// they are multiplied: by units that are idle then, and a panel is written and read in half the bytes. Tokens:
+// [cols / 4][tokens of the tile][4 values]. A step multiplies four columns of 32 rows by one token's four
+// values, broadcast: sums of a group stay in registers, one per (row, token).
 
 namespace {
 
@@ -12,7 +13,7 @@ inline constexpr int kPanelRows = 32;
 inline constexpr int kMaxTileTokens = 12;
 
 struct Panel {
-  std::uint8_t* codes;  // [cols / 4][32][4]
+  std::uint8_t* codes;  // nibbles: four bytes of 32 rows in turn; others: four codes
   float* scales;        // [groups][32]
   float* biases;
 };
@@ -22,38 +23,31 @@ MOEFLUX_MATH Panel split_panel(std::byte* scratch, std::int64_t cols, std::int64
   return {reinterpret_cast<std::uint8_t*>(scratch), scales, scales + n_groups * kPanelRows};
 }
 
+// `n` codes of 16 rows from column c on into their half of the panel.
+template <int Slot>
+MOEFLUX_MATH void fill_unit(const std::uint8_t* base, std::uint64_t row_bytes, const TileRows& rows, std::int64_t c, int n, std::uint8_t* out) noexcept {
+  constexpr int kCodes = kNibbles<Slot> ? 2 : 1;  // of a byte of the panel
+  __m512i r[16];
+  for (int i = 0; i < kTileRows; ++i) {
+    const std::uint8_t* p = base + rows.offset[i] * row_bytes;
+    if constexpr (kNibbles<Slot>)
+      r[i] = n == 128 ? load512(p + c / 2) : _mm512_maskz_loadu_epi8((std::uint64_t{1} << (n / 2)) - 1, p + c / 2);
+    else
+      r[i] = unpack64<kBits<Slot>>(p + c / 8 * kBits<Slot>, n);
+  }
+  transpose16(r);
+  std::uint8_t* to = out + c / kCodes * kPanelRows;
+  for (int i = 0; i < n / (4 * kCodes); ++i) _mm512_store_si512(to + i * 4 * kPanelRows, r[i]);
+}
+
 // 16 rows into their half of the panel.
 template <int Slot>
 MOEFLUX_MATH void fill_half(const MatrixView& w, const TileRows& rows, std::uint8_t* out) noexcept {
   constexpr int kWidth = kUnit<Slot>;
   const auto* base = reinterpret_cast<const std::uint8_t*>(w.data);
-  constexpr int kUnitBytes = kNibbles<Slot> ? 64 : 8 * kBits<Slot>;
-  const std::uint64_t row_bytes = w.row_bytes();
-  const char* ahead =
-      reinterpret_cast<const char*>(base + rows.offset[0] * row_bytes + kTileRows * row_bytes);
-  for (std::int64_t c = 0; c < w.cols; c += kWidth) {
-    const int n = static_cast<int>(w.cols - c < kWidth ? w.cols - c : kWidth);
-    __m512i r[16];
-    for (int i = 0; i < kTileRows; ++i) {
-      const std::uint8_t* p = base + rows.offset[i] * row_bytes;
-      _mm_prefetch(ahead + (c / kWidth * kTileRows + i) * kUnitBytes, _MM_HINT_T1);
-      if constexpr (kNibbles<Slot>)
-        r[i] = _mm512_maskz_loadu_epi8(n == 128 ? ~std::uint64_t{0} : (std::uint64_t{1} << (n / 2)) - 1,
-                                       p + c / 2);
-      else
-        r[i] = unpack64<kBits<Slot>>(p + c / 8 * kBits<Slot>, n);
-    }
-    transpose16(r);
-    std::uint8_t* to = out + c * kPanelRows;
-    if constexpr (kNibbles<Slot>) {
-      for (int i = 0; i < n / 8; ++i) {
-        _mm512_store_si512(to + i * 8 * kPanelRows, low_codes<Slot>(r[i]));
-        _mm512_store_si512(to + i * 8 * kPanelRows + 4 * kPanelRows, high_codes<Slot>(r[i]));
-      }
-    } else {
-      for (int i = 0; i < n / 4; ++i) _mm512_store_si512(to + i * 4 * kPanelRows, r[i]);
-    }
-  }
+  std::int64_t c = 0;
+  for (; c + kWidth <= w.cols; c += kWidth) fill_unit<Slot>(base, w.row_bytes(), rows, c, kWidth, out);
+  if (c < w.cols) fill_unit<Slot>(base, w.row_bytes(), rows, c, static_cast<int>(w.cols - c), out);
 }
 
 template <int Slot>
@@ -106,6 +100,44 @@ MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept 
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
 }
 
+// The lines of the panel to come, asked for a few at a time while this one is multiplied.
+class Ahead {
+ public:
+  // All of them in so many steps.
+  MOEFLUX_MATH Ahead(const RowsToCome& rows, std::int64_t n_steps) noexcept {
+    if (rows.w == nullptr || rows.row >= rows.w->rows) return;
+    const quant::MatrixView& w = *rows.w;
+    const std::int64_t n = w.rows - rows.row < kPanelRows ? w.rows - rows.row : kPanelRows;
+    std::int64_t n_lines = 0;
+    const auto add = [&](const std::byte* p, std::uint64_t row_bytes) noexcept {
+      if (p == nullptr) return;
+      const auto* at = reinterpret_cast<const char*>(p) + static_cast<std::uint64_t>(rows.row) * row_bytes;
+      runs_[n_runs_++] = {at, at + static_cast<std::uint64_t>(n) * row_bytes};
+      n_lines += static_cast<std::int64_t>(static_cast<std::uint64_t>(n) * row_bytes / 64 + 1);
+    };
+    add(w.biases, w.scale_row_bytes());
+    add(w.scales, w.scale_row_bytes());
+    add(w.data, w.row_bytes());
+    n_lines_ = (n_lines + n_steps - 1) / n_steps;
+  }
+  MOEFLUX_MATH void ask() noexcept {
+    for (std::int64_t i = 0; i < n_lines_ && n_runs_ > 0; ++i) {
+      Run& r = runs_[n_runs_ - 1];
+      _mm_prefetch(r.at, _MM_HINT_T1);
+      r.at += 64;
+      if (r.at >= r.end) --n_runs_;
+    }
+  }
+
+ private:
+  struct Run {
+    const char *at, *end;
+  };
+  Run runs_[3];  // the last one first
+  int n_runs_ = 0;
+  std::int64_t n_lines_ = 0;  // of a step
+};
+
 // NT tokens against a panel: y[t][0..31] into out. The sums are named variables: compilers keep arrays and
 // structs that live across a loop in memory.
 #define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
@@ -119,17 +151,31 @@ MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept 
 #define MOEFLUX_FINISH(t) \
   if constexpr (NT > t) add_group32<Signed>(a##t, b##t, scales, biases, d[t], sx[t], out + 32 * t);
 
-template <int NT, bool Signed>
-void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t steps, const std::int8_t* x,
-               const float* d, const std::int32_t* sx, float* out) noexcept {
+// Slot: 3 and 6 for nibbles of those formats, 9 for bytes. What the next panel is made of is asked for meanwhile.
+template <int NT, int Slot>
+void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t group, const std::int8_t* x,
+               const float* d, const std::int32_t* sx, float* out, Ahead& ahead) noexcept {
+  constexpr bool Signed = Slot == 3;
   for (int t = 0; t < 2 * NT; ++t) _mm512_store_ps(out + t * 16, _mm512_setzero_ps());
   const std::uint8_t* codes = panel.codes;
   const float *scales = panel.scales, *biases = panel.biases;
   for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT, scales += kPanelRows, biases += kPanelRows) {
     MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
-    for (std::int64_t k = 0; k < steps; ++k, codes += 4 * kPanelRows, x += 4 * NT) {
-      const __m512i w0 = _mm512_load_si512(codes), w1 = _mm512_load_si512(codes + 64);
-      MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+    for (std::int64_t k = 0; k < group; k += kNibbles<Slot> ? 8 : 4, codes += 4 * kPanelRows, x += 4 * NT) {
+      ahead.ask();
+      const __m512i p0 = _mm512_load_si512(codes), p1 = _mm512_load_si512(codes + 64);
+      if constexpr (kNibbles<Slot>) {
+        {
+          const __m512i w0 = low_codes<Slot>(p0), w1 = low_codes<Slot>(p1);
+          MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+        }
+        x += 4 * NT;
+        const __m512i w0 = high_codes<Slot>(p0), w1 = high_codes<Slot>(p1);
+        MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+      } else {
+        const __m512i w0 = p0, w1 = p1;
+        MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
+      }
     }
     MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
     // Keeps `out` in memory: held in registers across groups it would push the sums out of them.
@@ -143,12 +189,18 @@ void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t steps, co
 #undef MOEFLUX_FINISH
 
 using GemmTileFn = void (*)(const Panel&, std::int64_t, std::int64_t, const std::int8_t*, const float*,
-                            const std::int32_t*, float*) noexcept;
-template <bool Signed>
+                            const std::int32_t*, float*, Ahead&) noexcept;
+template <int Slot>
 inline constexpr GemmTileFn kGemmTiles[kMaxTileTokens] = {
-    gemm_tile<1, Signed>, gemm_tile<2, Signed>,  gemm_tile<3, Signed>,  gemm_tile<4, Signed>,
-    gemm_tile<5, Signed>, gemm_tile<6, Signed>,  gemm_tile<7, Signed>,  gemm_tile<8, Signed>,
-    gemm_tile<9, Signed>, gemm_tile<10, Signed>, gemm_tile<11, Signed>, gemm_tile<12, Signed>};
+    gemm_tile<1, Slot>, gemm_tile<2, Slot>, gemm_tile<3, Slot>, gemm_tile<4, Slot>,  gemm_tile<5, Slot>,  gemm_tile<6, Slot>,
+    gemm_tile<7, Slot>, gemm_tile<8, Slot>, gemm_tile<9, Slot>, gemm_tile<10, Slot>, gemm_tile<11, Slot>, gemm_tile<12, Slot>};
+
+// Where a token's results of a panel will be written.
+MOEFLUX_MATH void ask_for_rows(const MatMulBlock& b, std::int64_t t, std::int64_t row) noexcept {
+  const float* y = b.y + (b.slots != nullptr ? b.slots[t] : t) * b.y_stride + row;
+  _mm_prefetch(reinterpret_cast<const char*>(y), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(y + 16), _MM_HINT_T0);
+}
 
 template <int Slot>
 void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
@@ -156,12 +208,15 @@ void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_en
   const std::int64_t n_groups = w.cols / w.format.group, tile = b.xq.tile;
   const Panel panel = split_panel(b.scratch, w.cols, n_groups);
   alignas(64) float out[kMaxTileTokens * kPanelRows];
+  const std::int64_t n_tiles = (b.n_tokens + tile - 1) / tile;
   for (std::int64_t r = row_begin; r < row_end; r += kPanelRows) {
     fill_panel<Slot>(w, r, row_end, panel);
+    Ahead ahead(r + kPanelRows < row_end ? RowsToCome{&w, r + kPanelRows} : b.then, n_tiles * (w.cols / (kNibbles<Slot> ? 8 : 4)));
     for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
       const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
-      kGemmTiles<Slot == 3>[n - 1](panel, n_groups, w.format.group / 4, b.xq.x8 + t * w.cols,
-                                   b.xq.d + t * n_groups, b.xq.sx + t * n_groups, out);
+      for (std::int64_t i = 0; i < n; ++i) ask_for_rows(b, t + i, r);
+      kGemmTiles<kNibbles<Slot> ? Slot : 9>[n - 1](panel, n_groups, w.format.group, b.xq.x8 + t * w.cols,
+                                   b.xq.d + t * n_groups, b.xq.sx + t * n_groups, out, ahead);
       for (std::int64_t i = 0; i < n; ++i) {
         store_rows(b, t + i, r, row_end - r, _mm512_load_ps(out + i * kPanelRows));
         if (row_end - r > 16)
