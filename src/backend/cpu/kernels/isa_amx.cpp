@@ -39,6 +39,7 @@ namespace moeflux::backend::cpu::amx {
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
+#include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
 #include "backend/cpu/kernels/amx/gemm.inl"
 // clang-format on

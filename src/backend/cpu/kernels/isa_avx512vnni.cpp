@@ -35,6 +35,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
+#include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
 #include "backend/cpu/kernels/avx512/fp8.inl"
 #include "backend/cpu/kernels/avx512/exact.inl"

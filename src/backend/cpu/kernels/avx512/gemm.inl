@@ -100,44 +100,6 @@ MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept 
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
 }
 
-// The lines of the panel to come, asked for a few at a time while this one is multiplied.
-class Ahead {
- public:
-  // All of them in so many steps.
-  MOEFLUX_MATH Ahead(const RowsToCome& rows, std::int64_t n_steps) noexcept {
-    if (rows.w == nullptr || rows.row >= rows.w->rows) return;
-    const quant::MatrixView& w = *rows.w;
-    const std::int64_t n = w.rows - rows.row < kPanelRows ? w.rows - rows.row : kPanelRows;
-    std::int64_t n_lines = 0;
-    const auto add = [&](const std::byte* p, std::uint64_t row_bytes) noexcept {
-      if (p == nullptr) return;
-      const auto* at = reinterpret_cast<const char*>(p) + static_cast<std::uint64_t>(rows.row) * row_bytes;
-      runs_[n_runs_++] = {at, at + static_cast<std::uint64_t>(n) * row_bytes};
-      n_lines += static_cast<std::int64_t>(static_cast<std::uint64_t>(n) * row_bytes / 64 + 1);
-    };
-    add(w.biases, w.scale_row_bytes());
-    add(w.scales, w.scale_row_bytes());
-    add(w.data, w.row_bytes());
-    n_lines_ = (n_lines + n_steps - 1) / n_steps;
-  }
-  MOEFLUX_MATH void ask() noexcept {
-    for (std::int64_t i = 0; i < n_lines_ && n_runs_ > 0; ++i) {
-      Run& r = runs_[n_runs_ - 1];
-      _mm_prefetch(r.at, _MM_HINT_T1);
-      r.at += 64;
-      if (r.at >= r.end) --n_runs_;
-    }
-  }
-
- private:
-  struct Run {
-    const char *at, *end;
-  };
-  Run runs_[3];  // the last one first
-  int n_runs_ = 0;
-  std::int64_t n_lines_ = 0;  // of a step
-};
-
 // NT tokens against a panel: y[t][0..31] into out. The sums are named variables: compilers keep arrays and
 // structs that live across a loop in memory.
 #define MOEFLUX_EACH_TOKEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
@@ -154,7 +116,7 @@ class Ahead {
 // Slot: 3 and 6 for nibbles of those formats, 9 for bytes. What the next panel is made of is asked for meanwhile.
 template <int NT, int Slot>
 void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t group, const std::int8_t* x,
-               const float* d, const std::int32_t* sx, float* out, Ahead& ahead) noexcept {
+               const float* d, const std::int32_t* sx, float* out, PanelAhead& ahead) noexcept {
   constexpr bool Signed = Slot == 3;
   for (int t = 0; t < 2 * NT; ++t) _mm512_store_ps(out + t * 16, _mm512_setzero_ps());
   const std::uint8_t* codes = panel.codes;
@@ -189,18 +151,11 @@ void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t group, co
 #undef MOEFLUX_FINISH
 
 using GemmTileFn = void (*)(const Panel&, std::int64_t, std::int64_t, const std::int8_t*, const float*,
-                            const std::int32_t*, float*, Ahead&) noexcept;
+                            const std::int32_t*, float*, PanelAhead&) noexcept;
 template <int Slot>
 inline constexpr GemmTileFn kGemmTiles[kMaxTileTokens] = {
     gemm_tile<1, Slot>, gemm_tile<2, Slot>, gemm_tile<3, Slot>, gemm_tile<4, Slot>,  gemm_tile<5, Slot>,  gemm_tile<6, Slot>,
     gemm_tile<7, Slot>, gemm_tile<8, Slot>, gemm_tile<9, Slot>, gemm_tile<10, Slot>, gemm_tile<11, Slot>, gemm_tile<12, Slot>};
-
-// Where a token's results of a panel will be written.
-MOEFLUX_MATH void ask_for_rows(const MatMulBlock& b, std::int64_t t, std::int64_t row) noexcept {
-  const float* y = b.y + (b.slots != nullptr ? b.slots[t] : t) * b.y_stride + row;
-  _mm_prefetch(reinterpret_cast<const char*>(y), _MM_HINT_T0);
-  _mm_prefetch(reinterpret_cast<const char*>(y + 16), _MM_HINT_T0);
-}
 
 template <int Slot>
 void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
@@ -211,10 +166,10 @@ void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_en
   const std::int64_t n_tiles = (b.n_tokens + tile - 1) / tile;
   for (std::int64_t r = row_begin; r < row_end; r += kPanelRows) {
     fill_panel<Slot>(w, r, row_end, panel);
-    Ahead ahead(r + kPanelRows < row_end ? RowsToCome{&w, r + kPanelRows} : b.then, n_tiles * (w.cols / (kNibbles<Slot> ? 8 : 4)));
+    PanelAhead ahead(r + kPanelRows < row_end ? RowsToCome{&w, r + kPanelRows} : b.then, kPanelRows, n_tiles * (w.cols / (kNibbles<Slot> ? 8 : 4)));
     for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
       const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
-      for (std::int64_t i = 0; i < n; ++i) ask_for_rows(b, t + i, r);
+      for (std::int64_t i = 0; i < n; ++i) ask_for_results(b, t + i, r, kPanelRows);
       kGemmTiles<kNibbles<Slot> ? Slot : 9>[n - 1](panel, n_groups, w.format.group, b.xq.x8 + t * w.cols,
                                    b.xq.d + t * n_groups, b.xq.sx + t * n_groups, out, ahead);
       for (std::int64_t i = 0; i < n; ++i) {

@@ -174,10 +174,8 @@ void fill_codes(const MatrixView& w, std::int64_t row, std::int64_t end, const P
   [[maybe_unused]] alignas(64) std::uint8_t block[kRows][32];
   const std::uint8_t* rows[kRows];
   for (int i = 0; i < kRows; ++i) rows[i] = codes_of(w, row_or_last(row + i, end));
-  const char* ahead = codes_ahead(w, row);
   std::uint8_t* to = s.codes;
   for (std::int64_t c = 0; c < w.cols; c += 32, to += 32 * kRows) {
-    ahead = fetch_lines(ahead, kRows * kBlockBytes);
     if constexpr (kNibbles<Slot>) {
       transpose_nibbles32<Slot == 3>(rows, to);
     } else {
@@ -201,13 +199,14 @@ void fill_codes(const MatrixView& w, std::int64_t row, std::int64_t end, const P
 
 template <int Slot, int NT>
 void panel_tile(const PanelScratch& s, std::int64_t n_groups, std::int64_t group, const std::int8_t* x, const float* d,
-                const std::int32_t* sx, float* out) noexcept {
+                const std::int32_t* sx, float* out, PanelAhead& ahead) noexcept {
   for (int t = 0; t < NT; ++t) store(out + kRows * t, zero());
   const std::uint8_t* codes = s.codes;
   const float *scales = s.scales, *biases = s.biases;
   for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT, scales += kRows, biases += kRows) {
     MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
     for (std::int64_t c = 0; c < group; c += kColumns<Slot>) {
+      ahead.ask();
       MOEFLUX_EACH_TOKEN(MOEFLUX_BEGIN)
 #pragma GCC unroll 8
       for (int k = 0; k < kColumns<Slot>; k += 4, codes += 4 * kRows, x += 4 * NT) {
@@ -233,22 +232,24 @@ void gemm_panels(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_
   const std::int64_t group = w.format.group, n_groups = w.cols / group, tile = b.xq.tile;
   const PanelScratch s = split_panel(b.scratch, w.cols, n_groups);
   alignas(64) float out[kMostTokens * kRows];
+  const std::int64_t n_tiles = (b.n_tokens + tile - 1) / tile;
   for (std::int64_t r = row_begin; r < row_end; r += kRows) {
     load_panel_scales<Slot>(w, r, row_end, s);
-    fetch_scales<Slot>(w, r);
     fill_codes<Slot>(w, r, row_end, s);
+    PanelAhead ahead(r + kRows < row_end ? RowsToCome{&w, r + kRows} : b.then, kRows, n_tiles * (w.cols / kColumns<Slot>));
     for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
       const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
       const std::int8_t* x = b.xq.x8 + t * w.cols;
       const float* d = b.xq.d + t * n_groups;
       const std::int32_t* sx = b.xq.sx + t * n_groups;
+      for (std::int64_t i = 0; i < n; ++i) ask_for_results(b, t + i, r, kRows);
       switch (n) {
-        case 1: panel_tile<Slot, 1>(s, n_groups, group, x, d, sx, out); break;
-        case 2: panel_tile<Slot, 2>(s, n_groups, group, x, d, sx, out); break;
-        case 3: panel_tile<Slot, 3>(s, n_groups, group, x, d, sx, out); break;
-        case 4: panel_tile<Slot, 4>(s, n_groups, group, x, d, sx, out); break;
-        case 5: panel_tile<Slot, 5>(s, n_groups, group, x, d, sx, out); break;
-        default: panel_tile<Slot, 6>(s, n_groups, group, x, d, sx, out); break;
+        case 1: panel_tile<Slot, 1>(s, n_groups, group, x, d, sx, out, ahead); break;
+        case 2: panel_tile<Slot, 2>(s, n_groups, group, x, d, sx, out, ahead); break;
+        case 3: panel_tile<Slot, 3>(s, n_groups, group, x, d, sx, out, ahead); break;
+        case 4: panel_tile<Slot, 4>(s, n_groups, group, x, d, sx, out, ahead); break;
+        case 5: panel_tile<Slot, 5>(s, n_groups, group, x, d, sx, out, ahead); break;
+        default: panel_tile<Slot, 6>(s, n_groups, group, x, d, sx, out, ahead); break;
       }
       for (std::int64_t i = 0; i < n; ++i) store_panel_rows(b, t + i, r, row_end - r, load(out + i * kRows));
     }
