@@ -212,6 +212,14 @@ void matmul_cases(const Visitor& visit) {
     // Beside a matrix that wants its tokens otherwise.
     matmul_case(visit, seed++, t, 1024, {{50, q4, false}, {33, q8, false}, {17, mx, false}}, Precision::Fast);
   }
+  // Long rows, whose tiles have eight rows, and fewer tokens of which go that way.
+  const std::int64_t few_rows[] = {5, 8, 24, 29};
+  for (const quant::Format& f : four_bits)
+    for (const std::int64_t units : {33, 36, 40, 56}) {
+      const std::int64_t n = few_rows[seed % 4];
+      matmul_case(visit, seed++, 1, 128 * units, {{n, f, units % 8 == 0}}, Precision::Fast);
+    }
+  for (const std::int64_t t : {2, 3, 4}) matmul_case(visit, seed++, t, 128 * 56, {{29, q4, t == 3}}, Precision::Fast);
   // The same for units of 64 codes, where a row has an odd number of them.
   for (const quant::Format& f : four_bits)
     for (const std::int64_t units : {5, 7, 9, 13, 15, 17, 33}) {

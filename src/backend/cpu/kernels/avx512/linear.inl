@@ -11,10 +11,73 @@
 namespace {
 
 inline constexpr int kMaxLinearTokens = 4;
+inline constexpr std::int64_t kMostUnitsOfTokens = 96;
+// Rows of so many units make tiles of fewer rows: with sixteen a tile's sums would have left the first-level cache when they are needed, and
+// what brings them back disturbs the reading of codes (7168 columns: 15 instead of 21 GB/s of a core).
+inline constexpr std::int64_t kLongRow = 32;
+inline constexpr int kLongTileRows = 8;
 
+// Rows of a tile, one per lane of its registers: sixteen, or fewer of long rows.
+template <int Rows>
+struct Lanes;
+template <>
+struct Lanes<16> {
+  using I = __m512i;
+  using F = __m512;
+  template <class RowAt>
+  MOEFLUX_MATH static I gather(const RowAt& row, int j) noexcept {  // 16 bytes of rows j, j + 4, ..
+    I r = _mm512_castsi128_si512(row(j));
+    r = _mm512_inserti32x4(r, row(j + 4), 1);
+    r = _mm512_inserti32x4(r, row(j + 8), 2);
+    return _mm512_inserti32x4(r, row(j + 12), 3);
+  }
+  MOEFLUX_MATH static void transpose4(const I (&r)[4], I* out) noexcept {
+    const I a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
+    const I c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
+    out[0] = _mm512_unpacklo_epi64(a, c), out[1] = _mm512_unpackhi_epi64(a, c);
+    out[2] = _mm512_unpacklo_epi64(b, d), out[3] = _mm512_unpackhi_epi64(b, d);
+  }
+  MOEFLUX_MATH static __m512i wide(I v) noexcept { return v; }
+  MOEFLUX_MATH static F narrow(__m512 v) noexcept { return v; }
+  MOEFLUX_MATH static __m512 wide_f(F v) noexcept { return v; }
+  MOEFLUX_MATH static F bf16_low(I v) noexcept { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
+  MOEFLUX_MATH static F bf16_high(I v) noexcept { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
+  MOEFLUX_MATH static I sub(I a, std::int32_t b) noexcept { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
+  MOEFLUX_MATH static F to_f32(I v) noexcept { return _mm512_cvtepi32_ps(v); }
+  MOEFLUX_MATH static F integer(std::int32_t v) noexcept { return _mm512_cvtepi32_ps(_mm512_set1_epi32(v)); }
+  MOEFLUX_MATH static F all(float v) noexcept { return _mm512_set1_ps(v); }
+  MOEFLUX_MATH static F mul(F a, F b) noexcept { return _mm512_mul_ps(a, b); }
+  MOEFLUX_MATH static F fma(F a, F b, F c) noexcept { return _mm512_fmadd_ps(a, b, c); }
+};
+template <>
+struct Lanes<8> {
+  using I = __m256i;
+  using F = __m256;
+  template <class RowAt>
+  MOEFLUX_MATH static I gather(const RowAt& row, int j) noexcept {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(row(j)), row(j + 4), 1);
+  }
+  MOEFLUX_MATH static void transpose4(const I (&r)[4], I* out) noexcept {
+    const I a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
+    const I c = _mm256_unpacklo_epi32(r[2], r[3]), d = _mm256_unpackhi_epi32(r[2], r[3]);
+    out[0] = _mm256_unpacklo_epi64(a, c), out[1] = _mm256_unpackhi_epi64(a, c);
+    out[2] = _mm256_unpacklo_epi64(b, d), out[3] = _mm256_unpackhi_epi64(b, d);
+  }
+  MOEFLUX_MATH static __m512i wide(I v) noexcept { return _mm512_castsi256_si512(v); }
+  MOEFLUX_MATH static F narrow(__m512 v) noexcept { return _mm512_castps512_ps256(v); }
+  MOEFLUX_MATH static __m512 wide_f(F v) noexcept { return _mm512_castps256_ps512(v); }
+  MOEFLUX_MATH static F bf16_low(I v) noexcept { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
+  MOEFLUX_MATH static F bf16_high(I v) noexcept { return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
+  MOEFLUX_MATH static I sub(I a, std::int32_t b) noexcept { return _mm256_sub_epi32(a, _mm256_set1_epi32(b)); }
+  MOEFLUX_MATH static F to_f32(I v) noexcept { return _mm256_cvtepi32_ps(v); }
+  MOEFLUX_MATH static F integer(std::int32_t v) noexcept { return _mm256_cvtepi32_ps(_mm256_set1_epi32(v)); }
+  MOEFLUX_MATH static F all(float v) noexcept { return _mm256_set1_ps(v); }
+  MOEFLUX_MATH static F mul(F a, F b) noexcept { return _mm256_mul_ps(a, b); }
+  MOEFLUX_MATH static F fma(F a, F b, F c) noexcept { return _mm256_fmadd_ps(a, b, c); }
+};
 // Units: of a row, where the compiler may know it (strides become constants: a seventh of the time for one token, a twentieth for
 // more); 0: any number.
-template <int Slot, int Group, int Units, int Tokens>
+template <int Slot, int Group, int Units, int Tokens, int Rows = 16>
 struct Linear {
   static constexpr int kPerUnit = kUnit<Slot> / Group;        // groups of a unit
   static constexpr int kPiece = kPerUnit == 1 ? 8 : 4;        // units that meet their scales together
@@ -32,14 +95,14 @@ struct Linear {
   std::uint64_t scale_bytes() const noexcept {
     return Units != 0 ? static_cast<std::uint64_t>(Units * kPerUnit * kScaleBytes) : n_scale_bytes;
   }
-  std::int64_t array() const noexcept { return kTileRows * units(); }
+  std::int64_t array() const noexcept { return Rows * units(); }
   std::int32_t* tile(std::int64_t i) const noexcept { return sums + (i & 1) * kPerUnit * array(); }
   std::int64_t token() const noexcept { return 2 * kPerUnit * array(); }  // from one token's sums to the next one's
 };
 
-template <int Slot, int Group, int Units, int Tokens>
-MOEFLUX_MATH Linear<Slot, Group, Units, Tokens> prepare_linear(const MatMulBlock& b) noexcept {
-  Linear<Slot, Group, Units, Tokens> l{b.w.cols / kUnit<Slot>, b.w.scale_row_bytes(), 0, reinterpret_cast<__m512i*>(b.scratch), nullptr};
+template <int Slot, int Group, int Units, int Tokens, int Rows>
+MOEFLUX_MATH Linear<Slot, Group, Units, Tokens, Rows> prepare_linear(const MatMulBlock& b) noexcept {
+  Linear<Slot, Group, Units, Tokens, Rows> l{b.w.cols / kUnit<Slot>, b.w.scale_row_bytes(), 0, reinterpret_cast<__m512i*>(b.scratch), nullptr};
   l.n_x = 2 * (l.units() % 16 == 0 ? l.units() : l.units() + 15);
   for (int t = 0; t < Tokens; ++t) {
     __m512i* x = l.x + t * l.n_x;
@@ -51,8 +114,8 @@ MOEFLUX_MATH Linear<Slot, Group, Units, Tokens> prepare_linear(const MatMulBlock
 }
 
 // Sixteen units from `codes` on; sums[g * array + i]: group g of unit i, for each token.
-template <int Slot, int Group, int Units, int Tokens>
-MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens>& l, const std::uint8_t* codes, const __m512i* x, std::int32_t* sums) noexcept {
+template <int Slot, int Group, int Units, int Tokens, int Rows>
+MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens, Rows>& l, const std::uint8_t* codes, const __m512i* x, std::int32_t* sums) noexcept {
   __m512i q[Tokens][4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -83,58 +146,53 @@ MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens>& l, const s
   }
 }
 
-// 16 bytes of each of sixteen rows -> four registers of double words, one row per lane. Where the distance of rows is no
-// constant one address walks: sixteen would not fit into registers.
-template <bool Constant>
-MOEFLUX_MATH void columns4(const std::byte* p, std::uint64_t row_bytes, __m512i* out) noexcept {
+// 16 bytes of each row -> four registers of double words, one row per lane. Where the distance of rows is no constant one address
+// walks: sixteen would not fit into registers.
+template <int Rows, bool Constant>
+MOEFLUX_MATH void columns4(const std::byte* p, std::uint64_t row_bytes, typename Lanes<Rows>::I* out) noexcept {
   const auto row = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + static_cast<std::uint64_t>(i) * row_bytes)); };
-  __m512i r[4];
+  typename Lanes<Rows>::I r[4];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j, p += row_bytes) {
     if constexpr (!Constant) asm("" : "+r"(p));
-    r[j] = _mm512_castsi128_si512(row(0));
-    r[j] = _mm512_inserti32x4(r[j], row(4), 1);
-    r[j] = _mm512_inserti32x4(r[j], row(8), 2);
-    r[j] = _mm512_inserti32x4(r[j], row(12), 3);
+    r[j] = Lanes<Rows>::gather(row, 0);
   }
-  const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]), b = _mm512_unpackhi_epi32(r[0], r[1]);
-  const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]), d = _mm512_unpackhi_epi32(r[2], r[3]);
-  out[0] = _mm512_unpacklo_epi64(a, c), out[1] = _mm512_unpackhi_epi64(a, c);
-  out[2] = _mm512_unpacklo_epi64(b, d), out[3] = _mm512_unpackhi_epi64(b, d);
+  Lanes<Rows>::transpose4(r, out);
 }
 
 // Scale i of the piece from the double words of columns4.
-template <int Slot>
-MOEFLUX_MATH __m512 scale_of(const __m512i (&words)[8], int i, bool bf16) noexcept {
-  if constexpr (Slot == 3) return e8m0_scales(_mm512_srl_epi32(words[i / 4], _mm_cvtsi32_si128(8 * (i % 4))));
-  const __m512i pair = words[i / 2];
-  if (bf16)
-    return _mm512_castsi512_ps(i % 2 != 0 ? _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))
-                                          : _mm512_slli_epi32(pair, 16));
-  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(i % 2 != 0 ? _mm512_srli_epi32(pair, 16) : pair));
+template <int Slot, int Rows>
+MOEFLUX_MATH typename Lanes<Rows>::F scale_of(const typename Lanes<Rows>::I (&words)[8], int i, bool bf16) noexcept {
+  using V = Lanes<Rows>;
+  if constexpr (Slot == 3) return V::narrow(e8m0_scales(_mm512_srl_epi32(V::wide(words[i / 4]), _mm_cvtsi32_si128(8 * (i % 4)))));
+  const auto pair = words[i / 2];
+  if (bf16) return i % 2 != 0 ? V::bf16_high(pair) : V::bf16_low(pair);
+  const __m512i half = i % 2 != 0 ? _mm512_srli_epi32(V::wide(pair), 16) : V::wide(pair);
+  return V::narrow(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(half)));
 }
 
 // The units [at, at + kPiece) of a tile of rows meet their scales; the first `done` of them have before.
-template <int Slot, int Group, int Units, int Tokens>
-MOEFLUX_MATH void add_piece(const Linear<Slot, Group, Units, Tokens>& l, const MatMulBlock& b, std::int64_t row, const std::int32_t* sums,
-                            std::int64_t at, int done, bool bf16, __m512 (&acc)[Tokens]) noexcept {
-  using L = Linear<Slot, Group, Units, Tokens>;
+template <int Slot, int Group, int Units, int Tokens, int Rows>
+MOEFLUX_MATH void add_piece(const Linear<Slot, Group, Units, Tokens, Rows>& l, const MatMulBlock& b, std::int64_t row, const std::int32_t* sums,
+                            std::int64_t at, int done, bool bf16, typename Lanes<Rows>::F (&acc)[Tokens]) noexcept {
+  using L = Linear<Slot, Group, Units, Tokens, Rows>;
+  using V = Lanes<Rows>;
   const std::uint64_t from = static_cast<std::uint64_t>(row) * l.scale_bytes() + static_cast<std::uint64_t>(at * L::kPerUnit * L::kScaleBytes);
-  __m512i scales[8], biases[8];
+  typename V::I scales[8], biases[8];
 #pragma GCC unroll 2
   for (int i = 0; i < L::kScaleWords; ++i) {
-    columns4<Units != 0>(b.w.scales + from + static_cast<std::uint64_t>(16 * i), l.scale_bytes(), scales + 4 * i);
-    if constexpr (Slot != 3) columns4<Units != 0>(b.w.biases + from + static_cast<std::uint64_t>(16 * i), l.scale_bytes(), biases + 4 * i);
+    columns4<Rows, Units != 0>(b.w.scales + from + static_cast<std::uint64_t>(16 * i), l.scale_bytes(), scales + 4 * i);
+    if constexpr (Slot != 3) columns4<Rows, Units != 0>(b.w.biases + from + static_cast<std::uint64_t>(16 * i), l.scale_bytes(), biases + 4 * i);
   }
 #pragma GCC unroll 4
   for (int t = 0; t < Tokens; ++t) {
-    __m512i idot[L::kPieceGroups];
+    typename V::I idot[L::kPieceGroups];
 #pragma GCC unroll 4
     for (int g = 0; g < L::kPerUnit; ++g)
 #pragma GCC unroll 2
       for (int u = 0; u < L::kPiece; u += 4) {
-        __m512i c[4];
-        columns4<Units != 0>(reinterpret_cast<const std::byte*>(sums + t * l.token() + g * l.array() + at + u), static_cast<std::uint64_t>(l.units()) * 4, c);
+        typename V::I c[4];
+        columns4<Rows, Units != 0>(reinterpret_cast<const std::byte*>(sums + t * l.token() + g * l.array() + at + u), static_cast<std::uint64_t>(l.units()) * 4, c);
         for (int k = 0; k < 4; ++k) idot[(u + k) * L::kPerUnit + g] = c[k];
       }
     const std::int64_t first = (t * l.units() + at) * L::kPerUnit;
@@ -143,51 +201,52 @@ MOEFLUX_MATH void add_piece(const Linear<Slot, Group, Units, Tokens>& l, const M
 #pragma GCC unroll 16
     for (int i = 0; i < L::kPieceGroups; ++i) {
       if (i < done * L::kPerUnit) continue;
-      const __m512 dv = _mm512_set1_ps(d[i]);
-      if constexpr (Slot == 3) idot[i] = _mm512_sub_epi32(idot[i], _mm512_set1_epi32(kE2m1Offset * sx[i]));
-      acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(idot[i]), _mm512_mul_ps(scale_of<Slot>(scales, i, bf16), dv), acc[t]);
-      if constexpr (Slot != 3)
-        acc[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_set1_epi32(sx[i])), _mm512_mul_ps(scale_of<Slot>(biases, i, bf16), dv), acc[t]);
+      const auto dv = V::all(d[i]);
+      if constexpr (Slot == 3) idot[i] = V::sub(idot[i], kE2m1Offset * sx[i]);
+      acc[t] = V::fma(V::to_f32(idot[i]), V::mul(scale_of<Slot, Rows>(scales, i, bf16), dv), acc[t]);
+      if constexpr (Slot != 3) acc[t] = V::fma(V::integer(sx[i]), V::mul(scale_of<Slot, Rows>(biases, i, bf16), dv), acc[t]);
     }
   }
 }
 
 // What the next sixteen units need to meet their scales, a row at a time: scales come from memory, and of the sums those of long
 // rows have left the first-level cache by then. `block` counts blocks of the tile `now`, whose first row is `row`.
-template <int Slot, int Group, int Units, int Tokens>
-MOEFLUX_MATH void fetch_ahead(const Linear<Slot, Group, Units, Tokens>& l, const MatMulBlock& b, std::int64_t row, std::int64_t block,
+template <int Slot, int Group, int Units, int Tokens, int Rows>
+MOEFLUX_MATH void fetch_ahead(const Linear<Slot, Group, Units, Tokens, Rows>& l, const MatMulBlock& b, std::int64_t row, std::int64_t block,
                               const std::int32_t* now, const std::int32_t* before) noexcept {
-  using L = Linear<Slot, Group, Units, Tokens>;
-  std::int64_t unit = (block / 16 + 1) * 16;
-  row += block % 16 - kTileRows;
-  if (unit >= l.units()) unit = 0, row += kTileRows, before = now;
+  using L = Linear<Slot, Group, Units, Tokens, Rows>;
+  std::int64_t unit = (block / Rows + 1) * 16;
+  row += block % Rows - Rows;
+  if (unit >= l.units()) unit = 0, row += Rows, before = now;
   const std::int64_t line = row * static_cast<std::int64_t>(l.scale_bytes()) + unit * L::kPerUnit * L::kScaleBytes;
   _mm_prefetch(reinterpret_cast<const char*>(b.w.scales + line), _MM_HINT_T0);
   if constexpr (Slot != 3) _mm_prefetch(reinterpret_cast<const char*>(b.w.biases + line), _MM_HINT_T0);
-  for (int t = 0; t < Tokens; ++t)
+    for (int t = 0; t < Tokens; ++t)
     for (int g = 0; g < L::kPerUnit; ++g)
-      _mm_prefetch(reinterpret_cast<const char*>(before + t * l.token() + g * l.array() + block % 16 * l.units() + unit), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(before + t * l.token() + g * l.array() + block % Rows * l.units() + unit), _MM_HINT_T0);
 }
 
-template <int Slot, int Group, int Units, int Tokens>
+// Rows < 16: whole pieces only.
+template <int Slot, int Group, int Units, int Tokens, int Rows = 16>
 MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t& row_end, bool bf16) noexcept {
-  using L = Linear<Slot, Group, Units, Tokens>;
-  const L l = prepare_linear<Slot, Group, Units, Tokens>(b);
+  using L = Linear<Slot, Group, Units, Tokens, Rows>;
+  using V = Lanes<Rows>;
+  const L l = prepare_linear<Slot, Group, Units, Tokens, Rows>(b);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(b.w.data) + static_cast<std::uint64_t>(row_begin) * b.w.row_bytes();
-  std::int64_t n_tiles = (row_end - row_begin) / kTileRows;
+  std::int64_t n_tiles = (row_end - row_begin) / Rows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {
-    if (i == n_tiles && b.more != nullptr && b.more->next(row_end)) n_tiles = (row_end - row_begin) / kTileRows;
-    const std::int64_t row = row_begin + (i - 1) * kTileRows;
+    if (i == n_tiles && b.more != nullptr && b.more->next(row_end)) n_tiles = (row_end - row_begin) / Rows;
+    const std::int64_t row = row_begin + (i - 1) * Rows;
     std::int32_t* now = l.tile(i);
     const std::int32_t* before = l.tile(i + 1);
-    __m512 acc[Tokens];
-    for (int t = 0; t < Tokens; ++t) acc[t] = _mm512_setzero_ps();
+    typename V::F acc[Tokens];
+    for (int t = 0; t < Tokens; ++t) acc[t] = V::all(0.0f);
     std::int64_t x_at = 0;
     for (std::int64_t u = 0; u < l.units(); u += L::kPiece) {
       const std::int64_t end = u + L::kPiece < l.units() ? u + L::kPiece : l.units();
       if (i < n_tiles)
-        for (std::int64_t block = u; block < end; ++block, codes += 16 * 64) {
-          if (l.units() >= 16) fetch_ahead(l, b, row + kTileRows, block, now, before);
+        for (std::int64_t block = u * Rows / 16; block < end * Rows / 16; ++block, codes += 16 * 64) {
+          if (l.units() >= 16) fetch_ahead(l, b, row + Rows, block, now, before);
           sum_block(l, codes, l.x + 2 * x_at, now + 16 * block);
           for (x_at += 16; x_at >= l.units();) x_at -= l.units();
         }
@@ -198,21 +257,32 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
         add_piece(l, b, row, before, l.units() - L::kPiece, static_cast<int>(u + L::kPiece - l.units()), bf16, acc);
     }
     if (i > 0)
-      for (int t = 0; t < Tokens; ++t) store_rows(b, t, row, kTileRows, acc[t]);
+      for (int t = 0; t < Tokens; ++t) store_rows(b, t, row, Rows, V::wide_f(acc[t]));
   }
 }
 
 template <int Slot, int Group, int Tokens>
 void matvec_linear_tokens(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   const bool bf16 = Slot == 3 || b.w.format.scale_dtype == DType::BF16;
-  const std::int64_t units = Tokens == 1 && Slot == 6 && Group == 64 && bf16 ? b.w.cols / kUnit<Slot> : 0;
-  if constexpr (Tokens == 1 && Slot == 6 && Group == 64) {
-    if (units == 4) matvec_linear_tiles<Slot, Group, 4, Tokens>(b, row_begin, row_end, true);
-    if (units == 16) matvec_linear_tiles<Slot, Group, 16, Tokens>(b, row_begin, row_end, true);
-    if (units == 32) matvec_linear_tiles<Slot, Group, 32, Tokens>(b, row_begin, row_end, true);
-  }
-  if (units != 4 && units != 16 && units != 32) matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, bf16);
-  const std::int64_t end = row_begin + (row_end - row_begin) / kTileRows * kTileRows;
+  const std::int64_t units = b.w.cols / kUnit<Slot>;
+  std::int64_t rows = kTileRows;
+  const auto run = [&]() noexcept {
+    if constexpr (Tokens == 1) {
+      if (units >= kLongRow && units % Linear<Slot, Group, 0, Tokens>::kPiece == 0) {
+        rows = kLongTileRows;
+        if constexpr (Slot == 6 && Group == 64)
+          if (bf16 && units == 32) return matvec_linear_tiles<Slot, Group, 32, Tokens, kLongTileRows>(b, row_begin, row_end, true);
+        return matvec_linear_tiles<Slot, Group, 0, Tokens, kLongTileRows>(b, row_begin, row_end, bf16);
+      }
+      if constexpr (Slot == 6 && Group == 64) {
+        if (bf16 && units == 4) return matvec_linear_tiles<Slot, Group, 4, Tokens>(b, row_begin, row_end, true);
+        if (bf16 && units == 16) return matvec_linear_tiles<Slot, Group, 16, Tokens>(b, row_begin, row_end, true);
+      }
+    }
+    matvec_linear_tiles<Slot, Group, 0, Tokens>(b, row_begin, row_end, bf16);
+  };
+  run();
+  const std::int64_t end = row_begin + (row_end - row_begin) / rows * rows;
   if (end < row_end) matvec_rows<Slot, Group>(b, end, row_end);
 }
 
@@ -230,10 +300,10 @@ void matvec_linear(const MatMulBlock& b, std::int64_t row_begin, std::int64_t ro
   }
 }
 
-// Whole units, at least a piece of them in a row, 16-bit scales or e8m0.
+// Whole units, at least a piece of them in a row, 16-bit scales or e8m0; and the sums of three tokens or more stay in the first-level cache.
 template <int Slot, int Group>
 MOEFLUX_MATH bool is_linear(const MatrixView& w, std::int64_t n_tokens) noexcept {
-  return n_tokens <= kMaxLinearTokens && w.cols % kUnit<Slot> == 0 && w.cols / kUnit<Slot> >= Linear<Slot, Group, 0, 1>::kPiece &&
+  return n_tokens <= kMaxLinearTokens && (n_tokens <= 2 || n_tokens * (w.cols / kUnit<Slot>) <= kMostUnitsOfTokens) && w.cols % kUnit<Slot> == 0 && w.cols / kUnit<Slot> >= Linear<Slot, Group, 0, 1>::kPiece &&
          w.row_bytes() == static_cast<std::uint64_t>(w.cols / kUnit<Slot>) * 64 && (Slot == 3 || w.format.scale_dtype != DType::F32);
 }
 
