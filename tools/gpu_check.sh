@@ -11,7 +11,7 @@
 #   bench_ops    matvecs and latent attention alone, where BIN has device_bench (cmake -DMOEFLUX_BENCH=ON)
 #   bench_all    the 35b-a3b shape, everything in device memory
 #   bench_tiers  the same with a quarter of the experts on the device and the rest in main memory; routing replayed with -t
-#   bench_disk   the same with main memory for a tenth of the experts
+#   bench_disk   the same with main memory for a tenth, a twentieth and a fiftieth of the experts
 #   bench_mla    the deepseek-v3 shape in 4 layers, decoding behind a context of 32k
 #
 # BIN holds moeflux, cuda_test and cuda_engine_test (default: build/release/bin, made by ./dev test). SCRATCH takes synthetic models of
@@ -172,11 +172,13 @@ bench_tiers() {
 }
 
 bench_disk() {
-  local folder vram replay=()
+  local folder vram part replay=()
   folder=$(model 35b-a3b) || { failed=1; return; }
   vram=$(quarter "$folder") || { failed=1; return; }
   [[ -n $trace ]] && replay=(--replay "$trace")
-  bench disk "$folder" -p 512 -n 64 -r 3 --chunk 512 --vram "$vram" --ram "$(field "$scratch/quarter.json" 'int(0.1 * d["expert_bytes"] + 6e8)')" "${replay[@]}"
+  for part in 10 20 50; do
+    bench "disk_$part" "$folder" -p 512 -n 64 -r 3 --chunk 512 --vram "$vram" --ram "$(field "$scratch/quarter.json" "int(d['expert_bytes'] / $part + 6e8)")" "${replay[@]}"
+  done
 }
 
 bench_mla() {
