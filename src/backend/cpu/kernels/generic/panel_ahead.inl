@@ -43,7 +43,7 @@ class PanelAhead {
 
 // Where a token's results of a panel will be written.
 MOEFLUX_MATH void ask_for_results(const MatMulBlock& b, std::int64_t t, std::int64_t row, std::int64_t n_rows) noexcept {
-  const float* y = b.y + (b.slots != nullptr ? b.slots[t] : t) * b.y_stride + row;
+  const float* y = y_row(b, t) + row;
   for (std::int64_t i = 0; i < n_rows; i += 16) __builtin_prefetch(y + i, 1, 3);
 }
 
