@@ -2,8 +2,9 @@
 //
 //   device_bench [--device N]
 //
-// A row is one op repeated over memory of its own (over a gigabyte in all, so that nothing comes from a cache), its time the step's
-// divided by the number of ops, and its bytes as a share of what `moeflux doctor` probes.
+// A row is one op repeated over memory of its own (over a gigabyte in all, so that nothing comes from a cache). Its time is what a step
+// of twice as many takes longer, divided by their number: what a step itself costs is not the op's. Its bytes are shown as a share of what
+// `moeflux doctor` probes.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -40,13 +41,16 @@ class Device {
     return b;
   }
 
-  // Microseconds of one of n ops: the median of some rounds of replays.
-  double time(int n, std::int64_t pos, const std::function<void(Backend&, backend::Stream&)>& ops) {
+  // Microseconds of one of n ops.
+  double time(int n, std::int64_t pos, const std::function<void(Backend&, backend::Stream&)>& ops) { return (step_time(2, pos, ops) - step_time(1, pos, ops)) / n; }
+
+  // Of a step of all of them, so many times: the median of some rounds of replays.
+  double step_time(int times, std::int64_t pos, const std::function<void(Backend&, backend::Stream&)>& ops) {
     const std::vector<std::int32_t> tokens{1};
     const auto stream = backend->create_stream();  // with recordings of its own
     const auto step = [&] {
       if (backend->begin_step(*stream, tokens, pos, true)) return;
-      ops(*backend, *stream);
+      for (int i = 0; i < times; ++i) ops(*backend, *stream);
       backend->end_step(*stream, true);
     };
     for (int i = 0; i < 4; ++i) step();
@@ -56,7 +60,7 @@ class Device {
       const auto start = std::chrono::steady_clock::now();
       for (int i = 0; i < kReplays; ++i) step();
       backend->synchronize(*stream);
-      rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / kReplays / n);
+      rounds.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / kReplays);
     }
     std::sort(rounds.begin(), rounds.end());
     return rounds[kRounds / 2];
@@ -139,6 +143,57 @@ void latent(Device& d, std::int64_t n_keys, DType dtype) {
   d.row(fmt::format("latent attention, {} keys, {}, {} in a row", n_keys, dtype == DType::F16 ? "f16" : "f32", kOps), us, op_bytes);
 }
 
+// One token's routed experts and the shared one, `far` of them in main memory, which the device reads over the link.
+void experts(Device& d, int far) {
+  constexpr std::int64_t kDim = 2048, kInner = 512, kTopK = 8, kOps = 64;
+  const quant::Format format = quant::Format::affine(4, 64, DType::BF16);
+  std::size_t slot_bytes = 0;
+  const auto matrices = [&](std::byte* base) {
+    std::size_t at = 0;
+    const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
+      quant::MatrixView v;
+      v.format = format, v.rows = rows, v.cols = cols;
+      v.data = base + at, at += static_cast<std::size_t>(rows) * v.row_bytes();
+      v.scales = base + at, at += static_cast<std::size_t>(rows) * v.scale_row_bytes();
+      v.biases = base + at, at += static_cast<std::size_t>(rows) * v.scale_row_bytes();
+      return v;
+    };
+    backend::FfnMatrices m;
+    m.gate = matrix(kInner, kDim), m.up = matrix(kInner, kDim), m.down = matrix(kDim, kInner);
+    slot_bytes = at;
+    return m;
+  };
+  matrices(nullptr);
+  const Buffer near_slots = d.bytes(slot_bytes * kOps * static_cast<std::size_t>(kTopK + 1 - far));
+  const Buffer far_slots = d.backend->pinned_allocator().allocate(slot_bytes * std::max<std::size_t>(1, static_cast<std::size_t>(kOps * far)), 4096);
+  std::memset(far_slots.data(), 0x3c, far_slots.bytes());
+  std::vector<std::int32_t> ids(kOps * kTopK), slots(kOps * kTopK);
+  std::int32_t near = 0, distant = 0;
+  for (std::int32_t i = 0; i < kOps * kTopK; ++i) ids[static_cast<std::size_t>(i)] = i, slots[static_cast<std::size_t>(i)] = i * 5 % kTopK < far ? -2 - distant++ : near++;
+  Buffer device_ids = d.bytes(ids.size() * 4), device_slots = d.bytes(slots.size() * 4);
+  d.backend->copier().to_device(device_ids.data(), reinterpret_cast<const std::byte*>(ids.data()), ids.size() * 4);
+  d.backend->copier().to_device(device_slots.data(), reinterpret_cast<const std::byte*>(slots.data()), slots.size() * 4);
+  Buffer x = d.bytes(kDim * 4), factors = d.bytes(kDim * 4), normed = d.bytes(kDim * 4), y = d.bytes(kTopK * kDim * 4), shared_y = d.bytes(kDim * 4);
+  const double us = d.time(kOps, 0, [&](Backend& b, backend::Stream& s) {
+    b.run(s, backend::RmsNorm{view_f32(x.as<float>(), {1, kDim}), view_f32(factors.as<float>(), {kDim}), view_f32(normed.as<float>(), {1, kDim}), 1e-6f});
+    for (std::int64_t i = 0; i < kOps; ++i) {
+      backend::RoutedFfn op;
+      op.x = view_f32(normed.as<float>(), {1, kDim});
+      op.ids = make_view(device_ids.data() + i * kTopK * 4, DType::I32, {1, kTopK});
+      op.first = matrices(near_slots.data());
+      op.stride = slot_bytes, op.slot_of = device_slots.as<std::int32_t>();
+      op.host_offset = far_slots.data() - near_slots.data();
+      op.n_experts = kOps * kTopK;
+      op.y = view_f32(y.as<float>(), {kTopK, kDim});
+      op.shared = matrices(near_slots.data() + slot_bytes * static_cast<std::size_t>(near + i));
+      op.shared_y = view_f32(shared_y.as<float>(), {1, kDim});
+      op.precision = Precision::Fast;
+      b.run_routed(s, op);
+    }
+  });
+  d.row(fmt::format("8 experts and a shared one, {} over the link", far), us, static_cast<double>(slot_bytes) * (kTopK + 1));
+}
+
 int run(int argc, char** argv) {
   const bool chosen = argc == 3 && std::strcmp(argv[1], "--device") == 0;
   if (argc != 1 && !chosen) {
@@ -152,6 +207,7 @@ int run(int argc, char** argv) {
   matvec(d, {8192}, 2048);
   matvec(d, {8192, 512, 512}, 2048);
   matvec(d, {2048}, 4096);
+  for (int far : {0, 1, 2, 4}) experts(d, far);
   for (DType dtype : {DType::F32, DType::F16})
     for (std::int64_t n_keys : {32768, 4096}) latent(d, n_keys, dtype);
   return 0;

@@ -42,7 +42,9 @@ class Backend {
 
   // Whether run_routed() may be called; else the caller reads the router's choice and runs ExpertFfn.
   virtual bool routes_on_device() const noexcept { return false; }
-  virtual void run_routed(Stream&, const RoutedFfn&) {}
+  // One token: the first chosen expert that is read from main memory is also left in the first slot of slot_of[n_experts ..], the next in
+  // the next, as far as n_lent goes and a slot is not -1. Returns whether that is so for this op; else those slots stay as they are.
+  virtual bool run_routed(Stream&, const RoutedFfn&) { return false; }
 
   // The defaults run the ops one by one.
   virtual void run_sequence(Stream& stream, const DeltaMix& m);

@@ -292,6 +292,7 @@ struct RoutedFfn {
   const std::int32_t* slot_of = nullptr;   // [n_experts], the backend's memory; null: expert e lies in slot e
   std::int64_t host_offset = 0;            // bytes from slot 0 to slot 0 of main memory: slot_of is -2 - s for its slot s
   std::int64_t n_experts = 0;
+  std::int64_t n_lent = 0;                 // slots behind slot_of's n_experts entries that take what is read from main memory (run_routed)
   TensorView y;                            // [T * k, D]
   FfnMatrices shared;                      // gate empty: none
   TensorView shared_y;                     // [T, D]

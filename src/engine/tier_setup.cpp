@@ -19,8 +19,9 @@ namespace {
 // for experts are worth more beyond this share.
 constexpr std::array<std::int64_t, 9> kChunks = {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32};
 constexpr double kChunkShare = 0.2;
-// Spare slots: two batches of a prompt's experts, and room for those that are on their way to main memory.
-constexpr std::size_t kMostSpare = 64, kSpareShare = 8;
+// Spare slots: two batches of a prompt's experts, room for those that are on their way to main memory, and some a layer for what a step reads
+// in main memory and leaves on the device.
+constexpr std::size_t kMostSpare = 96, kSpareShare = 8;
 // Reads under way: enough to keep a disk busy, not so much that it is missed elsewhere.
 constexpr std::uint64_t kStagingBytes = 256u << 20;
 constexpr std::uint64_t kMostStaging = 32, kLeastStaging = 4;

@@ -12,6 +12,7 @@ namespace moeflux::session {
 namespace {
 
 constexpr int kTries = 2;  // to record a step
+constexpr std::size_t kMostLent = 8;  // slots of a layer for what the device reads from main memory
 // Checks under way at once behind a miss: the host is a layer ahead. Where most layers miss that is in vain.
 constexpr std::size_t kAhead = 2, kNotAhead = 1;
 
@@ -52,10 +53,16 @@ bool UnitStep::possible(const model::ModelSpec& spec, store::ExpertStore& expert
 
 UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing)
     : experts_(experts), backend_(backend), units_(*backend.units()), stream_(stream), routing_(routing) {
-  plan_.row = static_cast<std::int64_t>(widest_layer(spec));
+  plan_.n_lent = kMostLent;
+  plan_.row = static_cast<std::int64_t>(widest_layer(spec)) + plan_.n_lent;
+  plan_.fills_lent.assign(spec.layers.size(), 1);
+  filling_.reserve(spec.layers.size());
+  lent_.reserve(spec.layers.size() * kMostLent);
+  filled_.reserve(lent_.capacity());
   const std::size_t bytes = spec.layers.size() * static_cast<std::size_t>(plan_.row) * 4;
   table_ = backend.allocator().allocate(bytes, 64);
   table_host_ = backend.pinned_allocator().allocate(bytes, 64);
+  std::fill_n(table_host_.as<std::int32_t>(), bytes / 4, -1);
   plan_.slot_of = table_.as<const std::int32_t>();
   foretold_ = routing != nullptr && routing->kind() == model::RoutingHook::Kind::Foretells;
   if (foretold_) {
@@ -66,10 +73,37 @@ UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, ba
   }
 }
 
+// Where the table has the slots that are lent for a layer, kMostLent of them.
+std::int32_t* UnitStep::lent_of(const model::MoeSite& site) const noexcept {
+  return table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row + site.spec->n_experts;
+}
+
+// Slots for what the device will read from main memory: as many a layer as there are, those left over for other layers every time.
+void UnitStep::lend() {
+  filling_.clear();
+  for (const model::MoeSite& site : plan_.sites) {
+    std::fill_n(lent_of(site), kMostLent, -1);
+    if (plan_.fills_lent[static_cast<std::size_t>(raw(site.layer))] != 0) filling_.push_back(&site);
+  }
+  lent_.resize(filling_.size() * kMostLent);
+  lent_.resize(experts_.lend_slots(lent_));
+  filled_.clear();
+  if (std::exchange(table_lends_, !lent_.empty()) && lent_.empty()) table_version_ = 0;
+  const std::size_t first = n_lendings_++;
+  for (std::size_t i = 0; i < lent_.size(); ++i) lent_of(*filling_[(first + i) % filling_.size()])[i / filling_.size()] = lent_[i];
+}
+
+// The stream is at rest.
+void UnitStep::take_back(bool good) noexcept {
+  if (lent_.empty()) return;
+  experts_.take_back(lent_, good ? std::span<const store::FilledSlot>(filled_) : std::span<const store::FilledSlot>());
+  lent_.clear();
+}
+
 // The table as the store has it now. The stream is at rest, or does nothing since a miss.
 void UnitStep::upload_table() {
   const std::uint64_t version = read_table(table_version_);
-  if (std::exchange(table_version_, version) == version) return;
+  if (std::exchange(table_version_, version) == version && !table_lends_) return;
   units_.upload(stream_, table_.data(), table_host_.data(), table_.bytes());
 }
 
@@ -155,14 +189,17 @@ void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std:
       // A device that is lost uses nothing; the first error is the one to tell.
     }
     held_ = {};
+    take_back(false);
     throw;
   }
+  take_back(true);
   context_ = nullptr;
 }
 
 // Every expert is where the device finds it: the host only learns what was chosen.
 void UnitStep::replay_whole() {
   all_launched_ = false;
+  lend();
   upload_table();
   upload_forced();
   n_missed_ = 0;
@@ -177,6 +214,11 @@ void UnitStep::replay_whole() {
 }
 
 void UnitStep::replay() {
+  if (table_lends_) {
+    for (const model::MoeSite& site : plan_.sites) std::fill_n(lent_of(site), kMostLent, -1);
+    table_version_ = 0;
+    table_lends_ = false;
+  }
   upload_table();
   upload_forced();
   const std::size_t n_checks = plan_.sites.size();
@@ -209,9 +251,22 @@ void UnitStep::passed(std::size_t check, const backend::UnitPost& post) {
   experts_.used(site.layer, chosen_);
   context_->counters.requests += chosen_.size();
   context_->counters.hits += chosen_.size();
+  if (!lent_.empty()) note_filled(site, post.ids);
   if (routing_ == nullptr || foretold_) return;
   ids_.assign(post.ids.begin(), post.ids.end());
   routing_->routed(site.layer, site.spec->n_experts, site.spec->top_k, ids_);
+}
+
+// What the device does with the choice (Backend::run_routed), once more.
+void UnitStep::note_filled(const model::MoeSite& site, std::span<const std::int32_t> ids) {
+  if (plan_.fills_lent[static_cast<std::size_t>(raw(site.layer))] == 0) return;
+  const std::int32_t *row = table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row, *lent = lent_of(site);
+  std::size_t n_read = 0;
+  for (std::int32_t id : ids) {
+    if (row[id] >= 0) continue;
+    if (n_read < kMostLent && lent[n_read] >= 0) filled_.push_back({lent[n_read], site.layer, ExpertIdx(id)});
+    ++n_read;
+  }
 }
 
 void UnitStep::missed(std::size_t check, const backend::UnitPost& post) {

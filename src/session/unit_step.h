@@ -44,6 +44,10 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   std::uint64_t read_table(std::uint64_t version);
   void upload_table_with(const model::MoeSite& site, store::ExpertLease& lease);
   void upload_forced();
+  void lend();
+  void take_back(bool good) noexcept;
+  void note_filled(const model::MoeSite& site, std::span<const std::int32_t> ids);
+  std::int32_t* lent_of(const model::MoeSite& site) const noexcept;
 
   void launch(std::size_t first, std::size_t last) override;
   backend::UnitPost wait(std::size_t check) override;
@@ -60,6 +64,11 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   model::UnitPlan plan_;
   Buffer table_, table_host_, forced_, forced_host_;
   std::uint64_t table_version_ = 0;  // 0: to be read in any case
+  bool table_lends_ = false;         // it has slots for what the device reads from main memory
+  std::vector<const model::MoeSite*> filling_;  // layers that may be lent slots
+  std::vector<std::int32_t> lent_;          // slots of this step
+  std::vector<store::FilledSlot> filled_;   // of them, by what the device has read
+  std::size_t n_lendings_ = 0;
   std::vector<ExpertIdx> chosen_;
   std::vector<std::int32_t> ids_;
   store::ExpertLease held_;            // of the last miss, until the stream has passed it

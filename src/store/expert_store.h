@@ -81,6 +81,13 @@ struct SlotExperts {
   std::int64_t host_offset = 0;  // bytes from `first` to what is slot 0 of main memory, where the device reads that too
 };
 
+// A slot of the device that lend_slots() gave away, and the expert whose bytes it holds now.
+struct FilledSlot {
+  std::int32_t slot = -1;
+  LayerIdx layer{};
+  ExpertIdx expert{};
+};
+
 // Thread-safe: sessions share one.
 class ExpertStore {
  public:
@@ -118,6 +125,11 @@ class ExpertStore {
   virtual SlotExperts slot_layer(LayerIdx) const noexcept { return {}; }
   virtual void begin_use() noexcept {}
   virtual void end_use() noexcept {}
+  // For a user whose device leaves what it reads from main memory in slots (Backend::run_routed): writes the numbers of some that are
+  // nobody's, returns how many. They are the user's until take_back(), when its device is at rest. Experts stay there where they are worth
+  // more than others on the device and nobody else uses the table. `filled` are some of `lent`, with all bytes of an expert.
+  virtual std::size_t lend_slots(std::span<std::int32_t> /*slots*/) noexcept { return 0; }
+  virtual void take_back(std::span<const std::int32_t> /*lent*/, std::span<const FilledSlot> /*filled*/) noexcept {}
   // The table [n_layers, row]: the slot of each expert that will stay where it is; -2 - s where it is slot s of main memory and the
   // device reads that; or -1. row is at least the most experts of a layer. Does nothing where `version` is the table's already; returns
   // the table's.

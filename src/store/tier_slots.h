@@ -9,9 +9,9 @@
 
 namespace moeflux::store {
 
-// A slot in device memory. It is free again when it is neither kept, pinned, loading nor leaving.
+// A slot in device memory. It is free again when it is neither lent, kept, pinned, loading nor leaving.
 struct DeviceSlot {
-  enum class State : std::uint8_t { Free, Loading, Ready, Failed };
+  enum class State : std::uint8_t { Free, Lent, Loading, Ready, Failed };  // Lent: to a user, who may fill it; no expert's
   State state = State::Free;
   bool kept = false;         // the expert lives here: it is in the policy's device tier
   bool leaving = false;      // its bytes are being copied to main memory, where the expert lives already
@@ -26,7 +26,7 @@ struct DeviceSlot {
   SlotReads::Failure failure = {};
 
   bool loading() const noexcept { return state == State::Loading; }
-  bool busy() const noexcept { return pins > 0 || loading() || leaving; }
+  bool busy() const noexcept { return pins > 0 || loading() || leaving || state == State::Lent; }
 };
 
 // A slot in main memory. In the free list while nobody lives there and nobody reads it.

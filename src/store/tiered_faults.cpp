@@ -33,6 +33,10 @@ std::string TieredStore::find_fault() const {
       if (s.kept || s.busy()) return fmt::format("device slot {} is free and in use", i);
       continue;
     }
+    if (s.state == DeviceSlot::State::Lent) {
+      if (s.kept || s.pins > 0 || s.leaving) return fmt::format("device slot {} is lent and in use", i);
+      continue;
+    }
     if (device_of_[index(s.key)] != static_cast<std::int32_t>(i)) return fmt::format("device slot {}: its expert is elsewhere", i);
     if (!s.kept && !s.busy()) return fmt::format("device slot {} is lost", i);
     if (s.kept != policy_.contains(s.key, kDeviceTier)) return fmt::format("device slot {}: the policy does not agree", i);

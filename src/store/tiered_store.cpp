@@ -13,7 +13,8 @@ constexpr std::size_t kCopyBatch = 64;                    // completions taken a
 constexpr std::chrono::milliseconds kPatience{50};        // between two looks at the world while waiting for a lease to end
 // For a read, and for a copy, which takes less. Another thread may have taken what we wait for and sent it on: reads become copies.
 constexpr std::chrono::microseconds kReadPatience{1000}, kCopyPatience{200};
-constexpr std::size_t kPromotions = 2;                     // experts that come to the device after a step
+// Experts that come to the device after a step: few where the device knows its text already, more where it misses much.
+constexpr std::size_t kLeastPromotions = 2, kPromotionShare = 1024;
 constexpr double kPromotionMargin = 1.25;                 // worth this much more than what they push out, which is read over the link then
 constexpr std::size_t kMostWanted = 4096;                 // of one step, or several at once
 constexpr std::uint64_t kJustLoaded = 2;                  // visits of a layer for which a slot is out of a hint's reach
@@ -275,6 +276,60 @@ void TieredStore::end_use() noexcept {
   promote_wanted();
 }
 
+// As many as promotions and a token's experts leave, and none where nothing is kept anyway.
+std::size_t TieredStore::lend_slots(std::span<std::int32_t> slots) noexcept {
+  const std::lock_guard lock(mutex_);
+  drain();
+  if (!device_reads_host_ || n_kept_ == 0) return 0;
+  const std::size_t stay = std::max<std::size_t>(n_spare_ / 8, 1), n = std::min(slots.size(), free_device_.size() - std::min(free_device_.size(), stay));
+  for (std::size_t i = 0; i < n; ++i) {
+    device_[free_device_.back()].state = DeviceSlot::State::Lent;
+    slots[i] = static_cast<std::int32_t>(free_device_.back());
+    free_device_.pop_back();
+  }
+  return n;
+}
+
+void TieredStore::take_back(std::span<const std::int32_t> lent, std::span<const FilledSlot> filled) noexcept {
+  const std::lock_guard lock(mutex_);
+  drain();
+  for (const FilledSlot& f : filled) keep_filled(static_cast<std::uint32_t>(f.slot), {f.layer, f.expert});
+  for (std::int32_t s : lent) {
+    DeviceSlot& slot = device_[static_cast<std::size_t>(s)];
+    if (slot.state != DeviceSlot::State::Lent) continue;  // kept
+    slot = DeviceSlot{};
+    if (on_freed_) on_freed_(device_memory(static_cast<std::uint32_t>(s)), slot_bytes_);
+    free_device_.push_back(static_cast<std::uint32_t>(s));
+  }
+  changed_.notify_all();
+}
+
+// An expert that lives in main memory moves to a lent slot, which has its bytes. Whoever makes room must be in main memory, too: nothing is
+// copied, and the table stays whole.
+bool TieredStore::keep_filled(std::uint32_t slot, ExpertKey key) {
+  const std::int32_t home = host_of_[index(key)];
+  if (device_of_[index(key)] >= 0 || home < 0 || !may_evict(true)) return false;
+  HostSlot& h = host_[static_cast<std::size_t>(home)];
+  if (!h.kept || h.state != HostSlot::State::Ready || !h.has_bytes) return false;
+  if (policy_.size(kDeviceTier) >= n_kept_) {
+    const auto victim = policy_.choose_victim([&](ExpertKey k) { return device_[static_cast<std::size_t>(device_of_[index(k)])].busy() || host_of_[index(k)] < 0; }, kDeviceTier);
+    if (!victim || policy_.value(key) <= policy_.value(*victim)) return false;
+    evict(*victim);
+  }
+  DeviceSlot& s = device_[slot];
+  s = DeviceSlot{};
+  s.state = DeviceSlot::State::Ready;
+  s.kept = true;
+  s.key = key;
+  s.loaded_at = visits_;
+  device_of_[index(key)] = static_cast<std::int32_t>(slot);
+  policy_.insert(key, kDeviceTier);
+  h.kept = false;
+  if (h.readers == 0) free_host(static_cast<std::uint32_t>(home), true);
+  update_table(key);
+  return true;
+}
+
 std::int32_t TieredStore::table_entry(std::uint32_t index) const noexcept {
   const std::int32_t device = device_of_[index], host = host_of_[index];
   if (device >= 0 && device_[static_cast<std::size_t>(device)].kept && device_[static_cast<std::size_t>(device)].state == DeviceSlot::State::Ready) return device;
@@ -301,11 +356,12 @@ bool TieredStore::table_is_whole() const noexcept {
 // What the steps since nobody used the table have read from main memory comes to the device where it is worth more than what is there.
 // A few at a time: promotions share the link with the next step.
 void TieredStore::promote_wanted() {
-  std::size_t n_left = kPromotions;
-  const auto most = wanted_.begin() + static_cast<std::ptrdiff_t>(std::min(kPromotions, wanted_.size()));
+  std::erase_if(wanted_, [&](ExpertKey key) { return device_of_[index(key)] >= 0; });
+  const std::size_t n = std::min(wanted_.size(), std::max(kLeastPromotions, wanted_.size() * wanted_.size() / kPromotionShare));
+  const auto most = wanted_.begin() + static_cast<std::ptrdiff_t>(n);
   std::partial_sort(wanted_.begin(), most, wanted_.end(), [&](ExpertKey a, ExpertKey b) { return policy_.value(a) > policy_.value(b); });
   for (ExpertKey key : std::span(wanted_.begin(), most)) {
-    if (n_left == 0 || free_device_.size() <= n_spare_ / 2) break;
+    if (free_device_.size() <= n_spare_ / 2) break;
     if (device_of_[index(key)] >= 0 || host_of_[index(key)] < 0 || host_[static_cast<std::size_t>(host_of_[index(key)])].busy()) continue;
     if (policy_.size(kDeviceTier) >= n_kept_) {
       const auto victim = policy_.choose_victim([&](ExpertKey k) { return device_[static_cast<std::size_t>(device_of_[index(k)])].busy(); }, kDeviceTier);
@@ -316,7 +372,6 @@ void TieredStore::promote_wanted() {
     free_device_.pop_back();
     load(slot, key, true, io::ReadPriority::Hint);
     device_[slot].hinted = false;
-    --n_left;
   }
   wanted_.clear();
 }

@@ -10,7 +10,8 @@
 // slot that is not kept becomes free by itself or with a lease of another session, so acquire() cannot deadlock.
 //
 // Where the device can read main memory itself, an expert there is computed where it is, over the link, and the host has no part in it.
-// After a step those it read are promoted where they are worth more than others on the device.
+// After a step those it read are promoted where they are worth more than others on the device. A device that stores what it reads
+// (Backend::run_routed) does so in spare slots that are lent to it for a step: such experts need no copy, and the link is free for others.
 //
 // A device slot holds a record as RecordLayout describes it, whatever the file's layout was; so does a slot in main memory. Reads
 // land in staging slots first. A slot in main memory that has become free keeps its bytes until another expert needs it: an expert
@@ -69,6 +70,8 @@ class TieredStore final : public ExpertStore {
   SlotExperts slot_layer(LayerIdx layer) const noexcept override;
   void begin_use() noexcept override;
   void end_use() noexcept override;
+  std::size_t lend_slots(std::span<std::int32_t> slots) noexcept override;
+  void take_back(std::span<const std::int32_t> lent, std::span<const FilledSlot> filled) noexcept override;
   std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) noexcept override;
   bool table_is_whole() const noexcept override;
   void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept override;
@@ -111,6 +114,7 @@ class TieredStore final : public ExpertStore {
   std::int32_t table_entry(std::uint32_t index) const noexcept;
   void update_table(ExpertKey key) noexcept;
   void promote_wanted();
+  bool keep_filled(std::uint32_t slot, ExpertKey key);
   // tiered_moves.cpp: how experts come and go.
   bool make_room(ExpertKey key, bool at_rest);
   void load(std::uint32_t slot, ExpertKey key, bool keep, io::ReadPriority priority);

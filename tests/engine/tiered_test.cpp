@@ -27,6 +27,7 @@ void poison(std::byte* slot, std::size_t bytes) { std::memset(slot, 0xCD, bytes)
 
 struct Shape {
   std::size_t n_device, n_spare, n_host, n_staging = 2;
+  bool reads_host = false;
 };
 
 // A store and everything it stands on. By default reads are real and copies are done in random order.
@@ -37,6 +38,7 @@ struct Tiers {
     o.n_spare = s.n_spare;
     o.n_host = s.n_host;
     o.n_staging = s.n_staging;
+    o.device_reads_host = s.reads_host;
     o.make_reader = make_reader ? std::move(make_reader) : [&m](const io::MemoryRegions& r) { return io::make_reader(m.files, r, {}); };
     o.on_freed = poison;
     auto c = std::make_unique<ManualCopier>([this](std::size_t n) { return random() % n; });
@@ -384,6 +386,83 @@ TEST(TieredTable, StaysWhileItIsUsed) {
   EXPECT_EQ(table[0], 7) << "nothing new";
   t.store->end_use();
   t.expect_quiet();
+}
+
+// A device that stores what it reads from main memory: an expert stays in the slot that was lent where it is worth more than another, and
+// nothing is copied for it.
+TEST(TieredTable, LentSlotsKeepWhatIsWorthIt) {
+  const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
+  const std::size_t all = n_experts(m);
+  Tiers t(m, {.n_device = 12, .n_spare = 4, .n_host = all, .reads_host = true});
+  t.store->fill({});
+  t.finish_copies();
+  std::vector<std::int32_t> table(4 * 8);
+  const auto entry = [&](std::int32_t e) {
+    t.store->read_slots(0, table, 8);
+    return table[static_cast<std::size_t>(e)];
+  };
+  const auto visit = [&](std::int32_t e, int times) {
+    const ExpertIdx expert{e};
+    for (int i = 0; i < times; ++i) t.store->visit(LayerIdx{0}, {&expert, 1}, {}, 1);
+  };
+  std::vector<std::int32_t> near, far;
+  for (std::int32_t e = 0; e < 8; ++e) (entry(e) >= 0 ? near : far).push_back(e);
+  ASSERT_GE(far.size(), 3u);
+  // What the device does with an expert of layer 0: reads it where the table says, and leaves all of it in a slot.
+  const auto fill = [&](std::int32_t e, std::int32_t slot) {
+    const store::SlotExperts s = t.store->slot_layer(LayerIdx{0});
+    ASSERT_LE(entry(e), -2);
+    auto* const base = const_cast<std::byte*>(s.first.gate.data);
+    std::memcpy(base + static_cast<std::int64_t>(s.stride) * slot, base + s.host_offset + static_cast<std::int64_t>(s.stride) * (-2 - entry(e)), s.stride);
+  };
+  const std::uint64_t copied = t.store->stats().bytes_to_device;
+  const auto lend = [&](std::size_t n) {
+    std::vector<std::int32_t> lent(n, -1);
+    lent.resize(t.store->lend_slots(lent));
+    EXPECT_EQ(t.store->find_fault(), "");
+    return lent;
+  };
+
+  t.store->begin_use();
+  auto lent = lend(8);
+  ASSERT_EQ(lent.size(), 3u) << "one spare slot stays for others";
+  EXPECT_EQ(lend(8).size(), 0u);
+  visit(far[0], 20);
+  fill(far[0], lent[1]);
+  fill(far[1], lent[0]);  // nobody has ever asked for it
+  t.store->take_back(lent, std::vector<store::FilledSlot>{{lent[1], LayerIdx{0}, ExpertIdx{far[0]}}, {lent[0], LayerIdx{0}, ExpertIdx{far[1]}}});
+  EXPECT_EQ(t.store->find_fault(), "");
+  EXPECT_EQ(entry(far[0]), lent[1]);
+  EXPECT_EQ(t.store->tier_of(LayerIdx{0}, ExpertIdx{far[0]}), TieredStore::Tier::Device);
+  EXPECT_LE(entry(far[1]), -2);
+  EXPECT_TRUE(t.store->table_is_whole());
+
+  // While another session's device may read the table nothing is pushed out.
+  lent = lend(2);
+  ASSERT_EQ(lent.size(), 2u);
+  t.store->begin_use();
+  visit(far[2], 20);
+  fill(far[2], lent[0]);
+  t.store->take_back(lent, std::vector<store::FilledSlot>{{lent[0], LayerIdx{0}, ExpertIdx{far[2]}}});
+  EXPECT_EQ(t.store->tier_of(LayerIdx{0}, ExpertIdx{far[2]}), TieredStore::Tier::Host);
+  t.store->end_use();
+  t.store->end_use();
+  EXPECT_EQ(t.store->stats().bytes_to_device, copied) << "nothing was copied";
+  t.expect_quiet();
+  const auto tokens = golden_tokens("qwen3_5_moe-mlx4");
+  EXPECT_EQ(m.logits(*t.store, tokens, 7, 20), m.resident(tokens));
+  t.expect_quiet();
+}
+
+// Nothing is lent where nothing is kept, or where the device does not read main memory.
+TEST(TieredTable, LendsNothingInVain) {
+  const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
+  for (const Shape& s : {Shape{.n_device = 4, .n_spare = 4, .n_host = 32, .reads_host = true}, Shape{.n_device = 12, .n_spare = 4, .n_host = 32}}) {
+    Tiers t(m, s);
+    std::vector<std::int32_t> lent(8);
+    EXPECT_EQ(t.store->lend_slots(lent), 0u);
+    t.expect_quiet();
+  }
 }
 
 TEST(TieredFill, ReadsEverythingThatFits) {

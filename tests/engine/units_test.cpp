@@ -203,6 +203,7 @@ TEST_P(Units, SameBytesForAnyPlacement) {
         EXPECT_EQ(on.device.n_whole, on.device.n_replayed);
         EXPECT_EQ(on.device.n_launched, on.device.n_recorded + on.device.n_replayed) << "one launch a step";
         EXPECT_GT(on.store->stats().host_hits + (n_device > all ? 1 : 0), 0u);
+        EXPECT_EQ(on.device.n_left > 0, n_device > top_k && n_device < all + top_k) << "what it reads in main memory stays, where anything does";
       }
       if (n_device == all + top_k) {  // all is there before long: whole steps
         const std::size_t skipped = on.device.n_skipped;
@@ -289,6 +290,33 @@ TEST(UnitSessions, ErrorsLeaveOrder) {
   session->reset();
   EXPECT_EQ(step_by_step(*session, tokens, 5), want);
   EXPECT_EQ(on.store->find_fault(), "");
+}
+
+// The same where the device was lent slots for the step: they come back.
+TEST(UnitSessions, CancelledWithLentSlots) {
+  const Loaded m(fixtures() / "gpt_oss-mxfp4");
+  const auto tokens = golden_tokens("gpt_oss-mxfp4");
+  const auto want = wanted(m, tokens, 5);
+  OnDevice on(m, 10, 4, 32, 1, true, true);
+  on.store->fill({});
+  const auto session = on.session();
+  EXPECT_EQ(step_by_step(*session, tokens, 5), want);
+  EXPECT_GT(on.device.n_left, 0u);
+  for (int i = 0; i < 3; ++i) {
+    session->reset();
+    session->prefill(std::span(tokens).first(5));
+    std::size_t n_checks = 0;
+    on.device.on_check = [&](std::size_t, const std::int32_t*) {
+      if (++n_checks == 2) session->cancel();
+    };
+    expect_error([&] { session->step(tokens[5]); }, ErrorCode::Cancelled, {"cancelled"});
+    on.device.on_check = {};
+    session->reset_cancel();
+    EXPECT_EQ(on.store->find_fault(), "");
+    EXPECT_EQ(on.store->busy_slots(), 0u);
+  }
+  session->reset();
+  EXPECT_EQ(step_by_step(*session, tokens, 5), want);
 }
 
 // A hook that foretells is obeyed on the device, one that looks sees every choice.

@@ -23,7 +23,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   // For tests: recordings are refused from now on, n times; what happened.
   void refuse(int n) { to_refuse_ = n; }
   std::function<void(std::size_t check, const std::int32_t* slot_of)> on_check;  // when the device comes to it
-  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0, n_whole = 0, n_launched_all = 0;
+  std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0, n_whole = 0, n_launched_all = 0, n_left = 0;
 
   std::string name() const override { return "units of " + inner_.name(); }
   std::unique_ptr<backend::Stream> create_stream() override {
@@ -36,8 +36,9 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   Copier& copier() noexcept override { return inner_.copier(); }
   bool routes_on_device() const noexcept override { return true; }
   backend::UnitRunner* units() noexcept override { return this; }
-  void run_routed(backend::Stream& stream, const backend::RoutedFfn& op) override {
+  bool run_routed(backend::Stream& stream, const backend::RoutedFfn& op) override {
     put(stream, [this, op](Queue& q) { routed(q, op); });
+    return op.n_lent > 0 && op.slot_of != nullptr;
   }
 
   std::size_t max_top_k() const noexcept override { return 16; }
@@ -233,17 +234,35 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     if (!v.empty()) v.data = static_cast<std::byte*>(v.data) + by;
     return v;
   }
+  // All parts of an expert from one place to another.
+  void leave(const backend::FfnMatrices& f, std::int64_t from, std::int64_t to) {
+    ++n_left;
+    const auto copy = [&](const std::byte* p, std::size_t bytes) {
+      if (p != nullptr && bytes > 0) std::memcpy(const_cast<std::byte*>(p) + to, p + from, bytes);
+    };
+    for (const quant::MatrixView* m : {&f.gate, &f.up, &f.down}) {
+      const auto n_rows = static_cast<std::size_t>(m->rows);
+      copy(m->data, n_rows * m->row_bytes());
+      copy(m->scales, n_rows * m->scale_row_bytes());
+      copy(m->biases, n_rows * m->scale_row_bytes());
+    }
+    for (const TensorView* v : {&f.gate_bias, &f.up_bias, &f.down_bias})
+      if (!v->empty()) copy(static_cast<const std::byte*>(v->data), static_cast<std::size_t>(v->dim(0)) * 4);
+  }
   void routed(Queue& q, const backend::RoutedFfn& op) {
     const std::int64_t k = op.ids.dim(1);
     std::vector<std::int32_t> rows, slots;
     for (std::int64_t i = 0; i < op.x.dim(0) * k; ++i) rows.push_back(static_cast<std::int32_t>(i / k)), slots.push_back(static_cast<std::int32_t>(i));
     std::vector<backend::ExpertWork> works;
+    std::int64_t n_far = 0;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::int32_t id = op.ids.i32()[i], slot = op.slot_of == nullptr ? id : op.slot_of[id];
       if (slot == -1) fail(ErrorCode::Internal, "expert {} was computed without a slot", id);
       const auto stride = static_cast<std::int64_t>(op.stride);
       const std::int64_t by = slot < 0 ? op.host_offset + (-2 - slot) * stride : slot * stride;
       const backend::FfnMatrices& f = op.first;
+      if (slot < 0 && n_far++ < op.n_lent)
+        if (const std::int32_t lent = op.slot_of[op.n_experts + n_far - 1]; lent >= 0) leave(f, by, lent * stride);
       works.push_back({{moved(f.gate, by), moved(f.up, by), moved(f.down, by), moved(f.gate_bias, by), moved(f.up_bias, by), moved(f.down_bias, by)},
                        std::span(rows).subspan(i, 1),
                        std::span(slots).subspan(i, 1)});

@@ -207,7 +207,7 @@ class CudaBackend final : public Backend {
   void run_sequence(Stream& stream, const DeltaMix& m) override;
   void run_sequence(Stream& stream, const HeadInputs& m) override;
   bool routes_on_device() const noexcept override { return true; }
-  void run_routed(Stream& stream, const RoutedFfn& op) override;
+  bool run_routed(Stream& stream, const RoutedFfn& op) override;
   bool begin_step(Stream& stream, std::span<const std::int32_t> tokens, std::int64_t pos0, bool repeatable) override;
   void end_step(Stream& stream, bool complete) override;
   UnitRunner* units() noexcept override { return &units_; }

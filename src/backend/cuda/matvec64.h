@@ -54,6 +54,19 @@ struct Matvec64 {
     }
   }
 
+  // Stores what the last fetch() of the same place has brought, `away` bytes from where it came from.
+  __device__ void leave(int row0, int c0, std::int64_t away) const {
+    const int first = row0 + static_cast<int>(threadIdx.x) / kWarp * kRows, lane = threadIdx.x % kWarp;
+    const auto there = [away](const std::uint8_t* from) { return reinterpret_cast<uint4*>(const_cast<std::uint8_t*>(from) + away); };
+    const std::uint8_t* codes = m.data + static_cast<std::size_t>(c0) * 16;
+#pragma unroll
+    for (int u = 0; u < kLoads; ++u) there(codes + static_cast<std::size_t>(min(first + row_of(u), m.rows - 1)) * m.row_bytes)[unit_of(u)] = w[u];
+    const int row = lane / (2 * kPieces);
+    if (row >= kRows) return;
+    const std::uint8_t* from = (lane / kPieces & 1 ? m.biases : m.scales) + static_cast<std::size_t>(min(first + row, m.rows - 1)) * m.scale_row_bytes + c0;
+    there(from)[lane % kPieces] = factors;
+  }
+
   // A group is two lanes: the even one has its dot product and scale, the odd one the sum of x8 and the bias.
   __device__ void multiply(const QuantizedX& q, int c0, float4* step) const {
     const int lane = threadIdx.x % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -87,7 +100,9 @@ struct Matvec64 {
   }
 
   // Blocks `tile`, `tile` + `tile_step`, .. of the rows; q stands at `memory` and is synchronized; fetch() of the first is under way.
-  __device__ void run(const QuantizedX& q, int tile, int tile_step, const float* bias, float* y) {
+  // Leaves: everything is also stored `away` bytes from where it came from, unless that is 0.
+  template <bool Leaves = false>
+  __device__ void run(const QuantizedX& q, int tile, int tile_step, const float* bias, float* y, std::int64_t away = 0) {
     auto* steps = reinterpret_cast<float4*>(memory + m.cols + m.cols / 8 + kFactorBytes);
     const int n_tiles = (m.rows + kBlockRows - 1) / kBlockRows, units = m.cols / 32;
     float acc = 0.0f;
@@ -96,6 +111,8 @@ struct Matvec64 {
       const int row0 = tile * kBlockRows;
       float4* step = steps + which * kStep;
       multiply(q, c0, step);
+      if constexpr (Leaves)
+        if (away != 0) leave(row0, c0, away);
       c0 += Width;
       const bool end_of_rows = c0 >= units;
       if (end_of_rows) c0 = 0, tile += tile_step;

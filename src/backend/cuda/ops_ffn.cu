@@ -32,6 +32,7 @@ struct FfnSource {
   std::int64_t stride, host_offset;
   const std::int32_t* slot_of;
   const Ffn* table;
+  int n_experts, n_lent;
 
   __device__ Matrix matrix(int expert, Which which, const float*& bias) const {
     const Ffn& f = table != nullptr ? table[expert] : first;
@@ -44,6 +45,16 @@ struct FfnSource {
       if (bias != nullptr) bias = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(bias) + at);
     }
     return m;
+  }
+
+  // Bytes from where the p-th of a token's experts is read, in main memory, to the slot it is to be left in; 0: none.
+  __device__ std::int64_t way_to_lent(const std::int32_t* ids, int p) const {
+    const int slot = slot_of[ids[p]];
+    if (slot >= 0) return 0;
+    int before = 0;
+    for (int q = 0; q < p; ++q) before += slot_of[ids[q]] < 0 ? 1 : 0;
+    const int lent = before < n_lent ? slot_of[n_experts + before] : -1;
+    return lent < 0 ? 0 : stride * lent - (host_offset + stride * (-2 - slot));
   }
 };
 
@@ -142,8 +153,8 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_co
   matvec(pair.w, GluLoad{gate, up, pair.shared ? GluParams{} : a.glu}, memory, tile, 1 << 20, pair.bias, y, true);
 }
 
-// The two for one token where all matrices have 4-bit codes in groups of 64 (matvec64.h).
-template <int Width, bool Bf16>
+// The two for one token where all matrices have 4-bit codes in groups of 64 (matvec64.h). Leaves: RoutedFfn::n_lent.
+template <int Width, bool Bf16, bool Leaves>
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   begin_kernel();  // which expert it is, the kernel before says
@@ -155,11 +166,14 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_co
   if (tile * mv.kBlockRows >= pair.w.rows) return;
   mv.fetch(tile * mv.kBlockRows, 0);
   copy_known(a.known, pair.w.cols, memory);
+  std::int64_t away = 0;
+  if constexpr (Leaves)
+    if (!pair.shared) away = a.pairs.source.way_to_lent(a.pairs.ids, p);
   __syncthreads();
-  mv.run(quantized_at(memory, pair.w.cols, kKnownGroup), tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim);
+  mv.template run<Leaves>(quantized_at(memory, pair.w.cols, kKnownGroup), tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim, away);
 }
 
-template <int Width, bool Bf16>
+template <int Width, bool Bf16, bool Leaves>
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   const int p = blockIdx.y, tile = blockIdx.x;
@@ -167,6 +181,9 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_
   Matvec64<Width, Bf16> mv{pair.w, memory};
   const int cols = pair.w.cols;
   if (tile * mv.kBlockRows < pair.w.rows) mv.fetch(tile * mv.kBlockRows, 0);
+  std::int64_t away = 0;
+  if constexpr (Leaves)
+    if (!pair.shared) away = a.pairs.source.way_to_lent(a.pairs.ids, p);
   begin_kernel();
   if (tile * mv.kBlockRows >= pair.w.rows) return;
   const GluParams glu = pair.shared ? GluParams{} : a.glu;
@@ -178,7 +195,7 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_
   const QuantizedX q = quantized_at(memory, cols, kKnownGroup);
   quantize_block(RowLoad{row}, cols, kKnownGroup, Order::EvenOddPlanes, q);
   __syncthreads();
-  mv.run(q, tile, 1 << 20, pair.bias, pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride);
+  mv.template run<Leaves>(q, tile, 1 << 20, pair.bias, pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride, away);
 }
 
 // gate = glu(gate, up) where down sees f32 activations.
@@ -228,17 +245,18 @@ bool all_matvec64(const RoutedFfn& op, bool shared) {
          (!shared || (alike(f.gate, s.gate) && alike(f.gate, s.up) && alike(f.down, s.down)));
 }
 
+template <bool Leaves>
 void run_pairs64(CudaStream& s, FfnArgs a, const RoutedFfn& op, const Shapes& shapes, std::int64_t n_pairs) {
   const Matrix gate = cuda::to_device(op.first.gate), down = cuda::to_device(op.first.down);
   a.inner_dim = shapes.inner;
   a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
   const auto n = static_cast<unsigned>(n_pairs);
   with_matvec64(gate, [&]<int Width, bool Bf16>() {
-    launch_large(s, "ExpertFfn: gate and up", ffn_up64_kernel<Width, Bf16>, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads,
+    launch_large(s, "ExpertFfn: gate and up", ffn_up64_kernel<Width, Bf16, Leaves>, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads,
                  Matvec64<Width, Bf16>::bytes(gate.cols), a);
   });
   with_matvec64(down, [&]<int Width, bool Bf16>() {
-    launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Width, Bf16>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
+    launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Width, Bf16, Leaves>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
                  Matvec64<Width, Bf16>::bytes(down.cols) + static_cast<std::size_t>(down.cols) * 4, a);
   });
 }
@@ -547,12 +565,13 @@ void CudaUnits::reserve(Stream& stream, const RoutedFfn& op) {
   s.scratch_of<int4>(Scratch::Lists, top_k);
 }
 
-void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
+bool CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
   CudaStream& s = use(stream, Known::Stays);
   const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);
-  if (n == 0) return;
+  if (n == 0) return false;
   const bool shared = !op.shared.gate.empty();
-  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.host_offset, op.slot_of, nullptr};
+  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.host_offset, op.slot_of, nullptr,
+                         static_cast<int>(op.n_experts), static_cast<int>(op.n_lent)};
   const GluParams glu{op.glu, op.limit, op.alpha};
   if (n <= kMatvecTokens) {
     Shapes shapes;
@@ -567,8 +586,13 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
     a.glu = glu, a.fast = op.precision == Precision::Fast;
     if (n == 1 && a.fast && all_matvec64(op, shared)) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
-    if (a.known != nullptr) return run_pairs64(s, a, op, shapes, top_k + (shared ? 1 : 0));
-    return run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
+    if (a.known == nullptr) {
+      run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
+      return false;
+    }
+    const bool leaves = op.n_lent > 0 && op.slot_of != nullptr && op.first.gate_bias.empty() && op.first.up_bias.empty() && op.first.down_bias.empty();
+    leaves ? run_pairs64<true>(s, a, op, shapes, top_k + (shared ? 1 : 0)) : run_pairs64<false>(s, a, op, shapes, top_k + (shared ? 1 : 0));
+    return leaves;
   }
   const std::int64_t n_pairs = n * top_k;
   const int max_tiles = ceil_div(n_pairs, kTileTokens) + static_cast<int>(std::min<std::int64_t>(op.n_experts, n_pairs));
@@ -582,9 +606,10 @@ void CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.x = quantize_rows(s, Scratch::Quantized, {op.x.f32(), nullptr, op.x.stride(0), {}}, n, cuda::to_device(op.first.gate));
   a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
   run_grouped(s, a, op.first, glu, op.precision, n_pairs, op.x.f32());
-  if (!shared) return;
+  if (!shared) return false;
   const bool known = a.x.x8 != nullptr && same_input(cuda::to_device(op.shared.gate), cuda::to_device(op.first.gate));
   run_dense(s, op.shared, op.x, op.shared_y, {}, op.precision, known ? &a.x : nullptr);
+  return false;
 }
 
 }  // namespace moeflux::backend::cuda

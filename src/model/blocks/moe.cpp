@@ -182,7 +182,9 @@ void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeig
   const auto n_sites = static_cast<std::int64_t>(plan.sites.size());
   units.check(c.stream, {s.ids, slot_of, plan.forced == nullptr ? nullptr : plan.forced + n_sites * plan.forced_row});
   units.cut(c.stream);
-  c.backend.run_routed(c.stream, routed_ffn(c, c.experts.slot_layer(layer), slot_of, spec, w, x, s));
+  backend::RoutedFfn op = routed_ffn(c, c.experts.slot_layer(layer), slot_of, spec, w, x, s);
+  op.n_lent = plan.n_lent;
+  if (!c.backend.run_routed(c.stream, op)) plan.fills_lent[static_cast<std::size_t>(raw(layer))] = 0;
   units.cut(c.stream);
   plan.sites.push_back({layer, &spec});
 }

@@ -22,6 +22,8 @@ struct UnitPlan {
   const std::int32_t* slot_of = nullptr;  // [n_layers, row], the backend's memory
   const std::int32_t* forced = nullptr;   // [n_sites, forced_row], the backend's memory; null: routers choose
   std::int64_t row = 0, forced_row = 0;
+  std::int64_t n_lent = 0;  // of a row: slots behind the layer's experts that take what is read from main memory
+  std::vector<std::uint8_t> fills_lent;  // by layer: all recordings so far do
 };
 
 // Brings the experts that a layer has chosen to the device's slots: those of c.moe.wanted, in that order. The lease must live until the
