@@ -68,6 +68,13 @@ void head_matmul_cases(const Visitor& visit) {
                            Shape{65, 2, 7, 100, 3}, Shape{8, 4, 128, 31, 0}, Shape{2, 2, 512, 16, 64}})
       for (const quant::Format& f : {quant::Format::f32(), quant::Format::bf16(), quant::Format::fp8()})
         head_case(visit, seed++, s, f, inputs_first);
+    // As models have them, of one and some tokens: outputs of one block and of several, with some left over.
+    const quant::Format q4 = quant::Format::affine(4, 64, DType::BF16);
+    for (const std::int64_t t : {1, 9, 70})
+      for (const Shape& s : {Shape{t, 2, 512, 128, 0}, Shape{t, 2, 128, 512, 64}, Shape{t, 1, 192, 192, 5}, Shape{t, 1, 64, 320, 0}})
+        for (const quant::Format& f : {q4, quant::Format::affine(4, 32, DType::F16), quant::Format::affine(4, 32, DType::F32), quant::Format::affine(8, 64, DType::BF16),
+                                       quant::Format::affine(3, 64, DType::BF16), quant::Format::mxfp4(), quant::Format::bf16()})
+          if (t == 1 || f == q4) head_case(visit, seed++, s, f, inputs_first);
   }
 }
 
