@@ -191,6 +191,10 @@ void matmul_cases(const Visitor& visit) {
     // A long row: many groups, many fmas of a lane.
     matmul_case(visit, seed++, 2, 8192, {{3, q4, false}, {3, quant::Format::bf16(), false}}, precision);
   }
+  // Columns as models have them that few powers of two divide, and rows of several blocks.
+  for (const quant::Format& f : {q4, quant::Format::affine(4, 64, DType::F16), quant::Format::affine(4, 128, DType::BF16), q8, quant::Format::affine(8, 32, DType::F16), mx})
+    for (const std::int64_t cols : {320, 704, 768, 1408, 2880, 7168})
+      if (cols % f.group == 0) matmul_case(visit, seed++, 1, cols, {{cols == 7168 ? 20 : 45 + cols % 7 * 40, f, cols % 3 == 0}}, Precision::Fast);
   // One token and 4-bit codes: rows of whole units of 128 codes are read as one sequence, in blocks of 16 units, whose ends are
   // not those of rows; rows of a tile of 16, several tiles, and some left over.
   const quant::Format four_bits[] = {quant::Format::affine(4, 32, DType::BF16), q4, quant::Format::affine(4, 64, DType::F16),

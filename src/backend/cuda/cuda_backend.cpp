@@ -67,7 +67,7 @@ std::byte* CudaStream::know(const TensorView& y) {
   known_x = nullptr;
   if (y.dim(0) != 1 || cols % kGroup != 0) return nullptr;
   if (y.rank == 3 && (y.stride(1) != y.dim(2) || y.dim(2) % kGroup != 0)) return nullptr;
-  known = scratch(Scratch::Known, static_cast<std::size_t>(cols + cols / kGroup * 8));  // in every step: the one that is recorded needs it there
+  known = scratch(Scratch::Known, static_cast<std::size_t>(cols + cols / kGroup * 8 + 15));  // in every step: the one that is recorded needs it there
   if (!overlap) return nullptr;
   known_x = y.f32();
   known_cols = cols;

@@ -9,15 +9,6 @@
 
 namespace moeflux::backend::cuda {
 
-// f16 or bf16 bits as f32.
-template <bool Bf16>
-__device__ inline float factor_value(std::uint16_t bits) {
-  if constexpr (Bf16) return __uint_as_float(static_cast<unsigned>(bits) << 16);
-  float out;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
-  return out;
-}
-
 // Width: 16-byte units of a row in one step, as in matvec.h.
 template <int Width, bool Bf16>
 struct Matvec64 {
@@ -31,7 +22,9 @@ struct Matvec64 {
   static constexpr int kWalkers = (kBlockRows + kWarp - 1) / kWarp;
   // Shared memory: x, factors as they come, then twice the steps.
   static constexpr std::size_t kFactorBytes = kMvThreads * 16;
-  __host__ __device__ static std::size_t bytes(int cols) { return static_cast<std::size_t>(cols) + cols / 8 + kFactorBytes + 2 * kStep * 16; }
+  static constexpr Path kPath = Path::Nibble;
+  __host__ __device__ static std::size_t bytes(const Matrix& m) { return static_cast<std::size_t>(m.cols) + m.cols / 8 + kFactorBytes + 2 * kStep * 16; }
+  __device__ static int block_rows() { return kBlockRows; }
 
   const Matrix& m;
   std::byte* const memory;
@@ -128,6 +121,7 @@ struct Matvec64 {
           acc = math::fma(v.z, v.w, acc);
         }
         if (end_of_rows) {
+          if (Leaves && away != 0 && bias != nullptr) leave_bias(bias, row0 + r, away);
           y[row0 + r] = bias != nullptr ? acc + bias[row0 + r] : acc;
           acc = 0.0f;
         }
@@ -137,22 +131,23 @@ struct Matvec64 {
   }
 };
 
-// f.template operator()<Width, Bf16>() for a matrix that may_know().
+// f.template operator()<Mv>() with what multiplies a matrix that may_know().
 template <class F>
 void with_matvec64(const Matrix& m, F&& f) {
+  if (is_flat(m)) return f.template operator()<FlatMatvec<Path::Nibble>>();
   const bool bf16 = m.scale_dtype == DType::BF16;
   switch (width_of(m)) {
     case 16:
-      return bf16 ? f.template operator()<16, true>() : f.template operator()<16, false>();
+      return bf16 ? f.template operator()<Matvec64<16, true>>() : f.template operator()<Matvec64<16, false>>();
     case 64:
-      return bf16 ? f.template operator()<64, true>() : f.template operator()<64, false>();
+      return bf16 ? f.template operator()<Matvec64<64, true>>() : f.template operator()<Matvec64<64, false>>();
     default:
-      return bf16 ? f.template operator()<128, true>() : f.template operator()<128, false>();
+      return bf16 ? f.template operator()<Matvec64<128, true>>() : f.template operator()<Matvec64<128, false>>();
   }
 }
 // Whether one instantiation fits both.
 inline bool same_matvec64(const Matrix& a, const Matrix& b) {
-  return may_know(a) && may_know(b) && width_of(a) == width_of(b) && a.cols == b.cols && a.scale_dtype == b.scale_dtype;
+  return may_know(a) && may_know(b) && is_flat(a) == is_flat(b) && width_of(a) == width_of(b) && a.cols == b.cols && a.scale_dtype == b.scale_dtype;
 }
 
 }  // namespace moeflux::backend::cuda

@@ -121,7 +121,7 @@ __device__ void exact_rows(const Matrix& m, const float* x, int row0, int n, con
 
 constexpr int kExactBlock = 32;  // rows
 
-__device__ int rows_of(const Matrix& m, bool fast) { return multiplies_integers(m, fast) ? cut_of(m).rows * kMvWarps : kExactBlock; }
+__device__ int rows_of(const Matrix& m, bool fast) { return multiplies_integers(m, fast) ? block_rows(m) : kExactBlock; }
 
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_up_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
@@ -154,17 +154,17 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_co
 }
 
 // The two for one token where all matrices have 4-bit codes in groups of 64 (matvec64.h). Leaves: RoutedFfn::n_lent.
-template <int Width, bool Bf16, bool Leaves>
+template <class Mv, bool Leaves>
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   begin_kernel();  // which expert it is, the kernel before says
   const int p = blockIdx.y, halves = gridDim.x / 2;
   const bool up = static_cast<int>(blockIdx.x) >= halves;
   const auto pair = a.pairs.pair(p, up ? kUp : kGate);
-  Matvec64<Width, Bf16> mv{pair.w, memory};
+  Mv mv{pair.w, memory};
   const int tile = static_cast<int>(blockIdx.x) - (up ? halves : 0);
-  if (tile * mv.kBlockRows >= pair.w.rows) return;
-  mv.fetch(tile * mv.kBlockRows, 0);
+  if (tile * mv.block_rows() >= pair.w.rows) return;
+  mv.fetch(tile * mv.block_rows(), 0);
   copy_known(a.known, pair.w.cols, memory);
   std::int64_t away = 0;
   if constexpr (Leaves)
@@ -173,22 +173,22 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_co
   mv.template run<Leaves>(quantized_at(memory, pair.w.cols, kKnownGroup), tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim, away);
 }
 
-template <int Width, bool Bf16, bool Leaves>
+template <class Mv, bool Leaves>
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   const int p = blockIdx.y, tile = blockIdx.x;
   const auto pair = a.pairs.pair(p, kDown);  // older than the kernel before: see ffn_down_kernel
-  Matvec64<Width, Bf16> mv{pair.w, memory};
+  Mv mv{pair.w, memory};
   const int cols = pair.w.cols;
-  if (tile * mv.kBlockRows < pair.w.rows) mv.fetch(tile * mv.kBlockRows, 0);
+  if (tile * mv.block_rows() < pair.w.rows) mv.fetch(tile * mv.block_rows(), 0);
   std::int64_t away = 0;
   if constexpr (Leaves)
     if (!pair.shared) away = a.pairs.source.way_to_lent(a.pairs.ids, p);
   begin_kernel();
-  if (tile * mv.kBlockRows >= pair.w.rows) return;
+  if (tile * mv.block_rows() >= pair.w.rows) return;
   const GluParams glu = pair.shared ? GluParams{} : a.glu;
   const float *gate = a.inner + static_cast<std::int64_t>(p) * 2 * a.inner_dim, *up = gate + a.inner_dim;
-  auto* row = reinterpret_cast<float*>(memory + Matvec64<Width, Bf16>::bytes(cols));
+  auto* row = reinterpret_cast<float*>(memory + Mv::bytes(pair.w));
 #pragma unroll 2
   for (int i = threadIdx.x; i < cols; i += kMvThreads) row[i] = glu(gate[i], up[i]);
   __syncthreads();
@@ -251,13 +251,12 @@ void run_pairs64(CudaStream& s, FfnArgs a, const RoutedFfn& op, const Shapes& sh
   a.inner_dim = shapes.inner;
   a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
   const auto n = static_cast<unsigned>(n_pairs);
-  with_matvec64(gate, [&]<int Width, bool Bf16>() {
-    launch_large(s, "ExpertFfn: gate and up", ffn_up64_kernel<Width, Bf16, Leaves>, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads,
-                 Matvec64<Width, Bf16>::bytes(gate.cols), a);
+  with_matvec64(gate, [&]<class Mv>() {
+    launch_large(s, "ExpertFfn: gate and up", ffn_up64_kernel<Mv, Leaves>, dim3(2 * static_cast<unsigned>(shapes.up_blocks), n), kMvThreads, Mv::bytes(gate), a);
   });
-  with_matvec64(down, [&]<int Width, bool Bf16>() {
-    launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Width, Bf16, Leaves>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
-                 Matvec64<Width, Bf16>::bytes(down.cols) + static_cast<std::size_t>(down.cols) * 4, a);
+  with_matvec64(down, [&]<class Mv>() {
+    launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Mv, Leaves>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
+                 Mv::bytes(down) + static_cast<std::size_t>(down.cols) * 4, a);
   });
 }
 
@@ -590,7 +589,7 @@ bool CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
       run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
       return false;
     }
-    const bool leaves = op.n_lent > 0 && op.slot_of != nullptr && op.first.gate_bias.empty() && op.first.up_bias.empty() && op.first.down_bias.empty();
+    const bool leaves = op.n_lent > 0 && op.slot_of != nullptr;
     leaves ? run_pairs64<true>(s, a, op, shapes, top_k + (shared ? 1 : 0)) : run_pairs64<false>(s, a, op, shapes, top_k + (shared ? 1 : 0));
     return leaves;
   }

@@ -43,14 +43,13 @@ __global__ void __launch_bounds__(kMvThreads, 3) matvec_fast_kernel(const __grid
          job.y + t * job.y_stride, true);
 }
 
-
-template <int Width, bool Bf16>
+template <class Mv>
 __global__ void __launch_bounds__(kMvThreads, 3) matvec64_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ __align__(16) std::byte memory[];
   const Job& job = job_of(jobs, blockIdx.x);
   const int tile = static_cast<int>(blockIdx.x) - job.first_block;
-  Matvec64<Width, Bf16> mv{job.w, memory};
-  mv.fetch(tile * mv.kBlockRows, 0);
+  Mv mv{job.w, memory};
+  mv.fetch(tile * mv.block_rows(), 0);
   begin_kernel();
   copy_known(jobs.known, job.w.cols, memory);
   __syncthreads();
@@ -138,9 +137,7 @@ void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
     if (!fast && !jobs.staged) bytes = 0;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(op.x.dim(0)));
     if (jobs.known != nullptr) {
-      with_matvec64(jobs.job[0].w, [&]<int Width, bool Bf16>() {
-        launch_large(s, "MatMul", matvec64_kernel<Width, Bf16>, grid, kMvThreads, Matvec64<Width, Bf16>::bytes(jobs.job[0].w.cols), jobs);
-      });
+      with_matvec64(jobs.job[0].w, [&]<class Mv>() { launch_large(s, "MatMul", matvec64_kernel<Mv>, grid, kMvThreads, Mv::bytes(jobs.job[0].w), jobs); });
     } else if (fast) {
       launch_large(s, "MatMul", matvec_fast_kernel, grid, kMvThreads, bytes, jobs);
     } else {
