@@ -143,9 +143,9 @@ void latent(Device& d, std::int64_t n_keys, DType dtype) {
   d.row(fmt::format("latent attention, {} keys, {}, {} in a row", n_keys, dtype == DType::F16 ? "f16" : "f32", kOps), us, op_bytes);
 }
 
-// One token's routed experts and the shared one, `far` of them in main memory, which the device reads over the link.
-void experts(Device& d, int far) {
-  constexpr std::int64_t kDim = 2048, kInner = 512, kTopK = 8, kOps = 64;
+// One token's routed experts and a shared one, `far` of them in main memory, which the device reads over the link.
+void experts(Device& d, std::int64_t dim, std::int64_t inner, std::int64_t top_k, int far) {
+  const std::int64_t n_ops = std::clamp<std::int64_t>(std::int64_t{1200000000} / (dim * inner * 3 * 9 / 16 * (top_k + 1)), 8, 64);
   const quant::Format format = quant::Format::affine(4, 64, DType::BF16);
   std::size_t slot_bytes = 0;
   const auto matrices = [&](std::byte* base) {
@@ -159,39 +159,40 @@ void experts(Device& d, int far) {
       return v;
     };
     backend::FfnMatrices m;
-    m.gate = matrix(kInner, kDim), m.up = matrix(kInner, kDim), m.down = matrix(kDim, kInner);
+    m.gate = matrix(inner, dim), m.up = matrix(inner, dim), m.down = matrix(dim, inner);
     slot_bytes = at;
     return m;
   };
   matrices(nullptr);
-  const Buffer near_slots = d.bytes(slot_bytes * kOps * static_cast<std::size_t>(kTopK + 1 - far));
-  const Buffer far_slots = d.backend->pinned_allocator().allocate(slot_bytes * std::max<std::size_t>(1, static_cast<std::size_t>(kOps * far)), 4096);
+  const Buffer near_slots = d.bytes(slot_bytes * static_cast<std::size_t>(n_ops * (top_k + 1 - far)));
+  const Buffer far_slots = d.backend->pinned_allocator().allocate(slot_bytes * std::max<std::size_t>(1, static_cast<std::size_t>(n_ops * far)), 4096);
   std::memset(far_slots.data(), 0x3c, far_slots.bytes());
-  std::vector<std::int32_t> ids(kOps * kTopK), slots(kOps * kTopK);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(n_ops * top_k)), slots(ids.size());
   std::int32_t near = 0, distant = 0;
-  for (std::int32_t i = 0; i < kOps * kTopK; ++i) ids[static_cast<std::size_t>(i)] = i, slots[static_cast<std::size_t>(i)] = i * 5 % kTopK < far ? -2 - distant++ : near++;
+  for (std::int32_t i = 0; i < n_ops * top_k; ++i) ids[static_cast<std::size_t>(i)] = i, slots[static_cast<std::size_t>(i)] = i * 5 % static_cast<std::int32_t>(top_k) < far ? -2 - distant++ : near++;
   Buffer device_ids = d.bytes(ids.size() * 4), device_slots = d.bytes(slots.size() * 4);
   d.backend->copier().to_device(device_ids.data(), reinterpret_cast<const std::byte*>(ids.data()), ids.size() * 4);
   d.backend->copier().to_device(device_slots.data(), reinterpret_cast<const std::byte*>(slots.data()), slots.size() * 4);
-  Buffer x = d.bytes(kDim * 4), factors = d.bytes(kDim * 4), normed = d.bytes(kDim * 4), y = d.bytes(kTopK * kDim * 4), shared_y = d.bytes(kDim * 4);
-  const double us = d.time(kOps, 0, [&](Backend& b, backend::Stream& s) {
-    b.run(s, backend::RmsNorm{view_f32(x.as<float>(), {1, kDim}), view_f32(factors.as<float>(), {kDim}), view_f32(normed.as<float>(), {1, kDim}), 1e-6f});
-    for (std::int64_t i = 0; i < kOps; ++i) {
+  const auto floats = [&](std::int64_t n) { return d.bytes(static_cast<std::size_t>(n) * 4); };
+  Buffer x = floats(dim), factors = floats(dim), normed = floats(dim), y = floats(top_k * dim), shared_y = floats(dim);
+  const double us = d.time(static_cast<int>(n_ops), 0, [&](Backend& b, backend::Stream& s) {
+    b.run(s, backend::RmsNorm{view_f32(x.as<float>(), {1, dim}), view_f32(factors.as<float>(), {dim}), view_f32(normed.as<float>(), {1, dim}), 1e-6f});
+    for (std::int64_t i = 0; i < n_ops; ++i) {
       backend::RoutedFfn op;
-      op.x = view_f32(normed.as<float>(), {1, kDim});
-      op.ids = make_view(device_ids.data() + i * kTopK * 4, DType::I32, {1, kTopK});
+      op.x = view_f32(normed.as<float>(), {1, dim});
+      op.ids = make_view(device_ids.data() + i * top_k * 4, DType::I32, {1, top_k});
       op.first = matrices(near_slots.data());
       op.stride = slot_bytes, op.slot_of = device_slots.as<std::int32_t>();
       op.host_offset = far_slots.data() - near_slots.data();
-      op.n_experts = kOps * kTopK;
-      op.y = view_f32(y.as<float>(), {kTopK, kDim});
+      op.n_experts = n_ops * top_k;
+      op.y = view_f32(y.as<float>(), {top_k, dim});
       op.shared = matrices(near_slots.data() + slot_bytes * static_cast<std::size_t>(near + i));
-      op.shared_y = view_f32(shared_y.as<float>(), {1, kDim});
+      op.shared_y = view_f32(shared_y.as<float>(), {1, dim});
       op.precision = Precision::Fast;
       b.run_routed(s, op);
     }
   });
-  d.row(fmt::format("8 experts and a shared one, {} over the link", far), us, static_cast<double>(slot_bytes) * (kTopK + 1));
+  d.row(fmt::format("{} + 1 experts of {} x {}, {} over the link", top_k, inner, dim, far), us, static_cast<double>(slot_bytes) * static_cast<double>(top_k + 1));
 }
 
 int run(int argc, char** argv) {
@@ -207,7 +208,12 @@ int run(int argc, char** argv) {
   matvec(d, {8192}, 2048);
   matvec(d, {8192, 512, 512}, 2048);
   matvec(d, {2048}, 4096);
-  for (int far : {0, 1, 2, 4}) experts(d, far);
+  matvec(d, {5120}, 2880);
+  matvec(d, {2048}, 5632);
+  for (int far : {0, 1, 2}) experts(d, 2048, 512, 8, far);
+  experts(d, 2048, 768, 8, 0);
+  experts(d, 2880, 2880, 4, 0);
+  experts(d, 4096, 1408, 8, 0);
   for (DType dtype : {DType::F32, DType::F16})
     for (std::int64_t n_keys : {32768, 4096}) latent(d, n_keys, dtype);
   return 0;

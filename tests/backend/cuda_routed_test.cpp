@@ -15,26 +15,54 @@ namespace {
 
 constexpr std::int64_t kTopK = 6, kExperts = 12, kSlots = 16, kLent = 3;  // kSlots: of each memory
 
+// Codes in 4 bits with groups of 64, or Mxfp4 with biases, as gpt-oss has them.
 struct Layout {
-  Layout(std::int64_t dim_, std::int64_t inner_) : dim(dim_), inner(inner_) { at(nullptr); }
+  Layout(std::int64_t dim_, std::int64_t inner_, bool mx_) : dim(dim_), inner(inner_), mx(mx_) { at(nullptr); }
   FfnMatrices at(std::byte* base) {
     FfnMatrices m;
     std::size_t used = 0;
     const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
       quant::MatrixView v;
-      v.format = quant::Format::affine(4, 64, DType::BF16);
+      v.format = mx ? quant::Format::mxfp4() : quant::Format::affine(4, 64, DType::BF16);
       v.rows = rows, v.cols = cols;
+      const auto take = [&](std::size_t n) {
+        std::byte* const here = base + used;
+        used += (n + 63) / 64 * 64;
+        return here;
+      };
       const auto n = static_cast<std::size_t>(rows);
-      v.data = base + used, used += n * v.row_bytes();
-      v.scales = base + used, used += n * v.scale_row_bytes();
-      v.biases = base + used, used += n * v.scale_row_bytes();
+      v.data = take(n * v.row_bytes());
+      v.scales = take(n * v.scale_row_bytes());
+      if (!mx) v.biases = take(n * v.scale_row_bytes());
       return v;
     };
+    const auto bias = [&](std::int64_t n) {
+      if (!mx) return TensorView{};
+      auto* const here = reinterpret_cast<float*>(base + used);
+      used += static_cast<std::size_t>(n + 15) / 16 * 64;
+      return view_f32(here, {n});
+    };
     m.gate = matrix(inner, dim), m.up = matrix(inner, dim), m.down = matrix(dim, inner);
+    m.gate_bias = bias(inner), m.up_bias = bias(inner), m.down_bias = bias(dim);
     bytes = used;
     return m;
   }
+  // All bytes of an expert; those between its parts are nobody's.
+  std::vector<std::byte> parts_of(std::vector<std::byte> record) {
+    std::vector<std::byte> out;
+    const auto add = [&](const void* p, std::size_t n) { out.insert(out.end(), static_cast<const std::byte*>(p), static_cast<const std::byte*>(p) + n); };
+    const FfnMatrices m = at(record.data());
+    for (const quant::MatrixView* v : {&m.gate, &m.up, &m.down}) {
+      const auto n = static_cast<std::size_t>(v->rows);
+      add(v->data, n * v->row_bytes()), add(v->scales, n * v->scale_row_bytes());
+      if (!mx) add(v->biases, n * v->scale_row_bytes());
+    }
+    if (mx)
+      for (const TensorView* v : {&m.gate_bias, &m.up_bias, &m.down_bias}) add(v->data, static_cast<std::size_t>(v->dim(0)) * 4);
+    return out;
+  }
   std::int64_t dim, inner;
+  bool mx;
   std::size_t bytes = 0;
 };
 
@@ -47,6 +75,10 @@ struct Device {
     for (std::int64_t e = 0; e < kExperts; ++e) {
       auto& r = records.emplace_back(layout.bytes);
       for (std::byte& byte : r) byte = static_cast<std::byte>(random() >> 8 & 0x3f);
+      if (!layout.mx) continue;
+      const FfnMatrices m = layout.at(r.data());
+      for (const quant::MatrixView* v : {&m.gate, &m.up, &m.down})  // scales of 2^-9 to 2^-2
+        for (std::int64_t i = 0; i < v->rows * static_cast<std::int64_t>(v->scale_row_bytes()); ++i) const_cast<std::byte*>(v->scales)[i] = static_cast<std::byte>(118 + random() % 8);
     }
     x = b.allocator().allocate(static_cast<std::size_t>(layout.dim) * 4, 256), factors = b.allocator().allocate(x.bytes(), 256), normed = b.allocator().allocate(x.bytes(), 256);
     std::vector<float> values(static_cast<std::size_t>(layout.dim));
@@ -106,8 +138,12 @@ TEST(CudaRouted, LeavesWhatItReadsInMainMemory) {
   if (count_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device here (or a build without CUDA): the device's experts were not run";
   const auto backend = make_cuda_backend({});
   // 512 (of down), 2048 and 4096 columns are cut differently; 6144 take several steps; others are cut without regard to rows.
-  for (const auto& [dim, inner] : {std::pair<std::int64_t, std::int64_t>{1024, 512}, {2048, 512}, {2048, 768}, {4096, 512}, {6144, 2048}, {2880, 1408}, {704, 64}}) {
-    Device s(*backend, Layout(dim, inner));
+  struct Shape {
+    std::int64_t dim, inner;
+    bool mx = false;
+  };
+  for (const auto& [dim, inner, mx] : {Shape{1024, 512}, {2048, 512}, {2048, 768}, {4096, 512}, {6144, 2048}, {2880, 1408}, {704, 64}, {2880, 2880, true}, {704, 96, true}}) {
+    Device s(*backend, Layout(dim, inner, mx));
     std::vector<std::int32_t> near_only;
     for (std::int32_t e = 0; e < kExperts; ++e) near_only.push_back(e), s.put(e, e);
     near_only.resize(kExperts + kLent, -1);
@@ -125,9 +161,10 @@ TEST(CudaRouted, LeavesWhatItReadsInMainMemory) {
     const std::vector<std::byte> trash(s.layout.bytes, std::byte{0xa5});
     for (std::int32_t slot : {12, 13, 14, 15}) s.backend.copier().to_device(s.near.data() + static_cast<std::size_t>(slot) * s.layout.bytes, trash.data(), trash.size());
     EXPECT_EQ(s.run(chosen, entries, kLent, leaves), want) << dim << " x " << inner;
-    EXPECT_TRUE(leaves) << "4-bit codes in groups of 64";
-    EXPECT_TRUE(s.slot(14) == s.records[2]) << dim << " x " << inner << ": the first that was read in main memory";
-    EXPECT_TRUE(s.slot(13) == s.records[5]) << dim << " x " << inner << ": the third; no slot was lent to the second";
+    EXPECT_TRUE(leaves) << dim << " x " << inner;
+    const auto same = [&](std::int32_t slot, std::size_t expert) { return s.layout.parts_of(s.slot(slot)) == s.layout.parts_of(s.records[expert]); };
+    EXPECT_TRUE(same(14, 2)) << dim << " x " << inner << ": the first that was read in main memory";
+    EXPECT_TRUE(same(13, 5)) << dim << " x " << inner << ": the third; no slot was lent to the second";
     EXPECT_TRUE(s.slot(12) == trash && s.slot(15) == trash) << "nobody's";
     EXPECT_TRUE(s.slot(7) == s.records[7] && s.slot(0) == s.records[0]);
   }

@@ -32,8 +32,12 @@ struct Matrix {
   std::uint8_t bits = 0;
   DType scale_dtype = DType::F32;
   bool aligned = false;  // every row starts at a multiple of 16 bytes
-
+  // How one token's kernels cut rows that no width of theirs divides (flat_cut in matvec_parts.h); units 0: they do not.
+  std::uint16_t flat_units = 0, flat_rows = 0;  // 16-byte units of a row; rows of a block
+  unsigned flat_magic = 0;                      // i / flat_units is the upper half of i * flat_magic
 };
+
+void flat_cut(Matrix& m);
 
 inline Matrix to_device(const quant::MatrixView& v) {
   Matrix m;
@@ -49,6 +53,7 @@ inline Matrix to_device(const quant::MatrixView& v) {
   m.bits = v.format.bits;
   m.scale_dtype = v.format.scale_dtype;
   m.aligned = reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && m.row_bytes % 16 == 0;
+  flat_cut(m);
   return m;
 }
 
@@ -143,6 +148,9 @@ __device__ inline float weight_at(const Matrix& m, int row, int col) {
   }
   return 0.0f;
 }
+
+// A code as f32: conversions of integers are slow on the device, a sum is not. 2^23 has room for it in its last bits.
+__device__ inline float code_value(unsigned code) { return __uint_as_float(code | 0x4b000000u) - 8388608.0f; }
 
 // The tree of dot16 over sixteen neighbouring threads: every one gets the sum.
 __device__ inline float tree16(float v) {

@@ -276,10 +276,12 @@ __device__ inline float exact_row(const Matrix& m, int row, const float* x, int 
 }
 
 // What the exact kernels have code of their own for: rows that start at multiples of 16 bytes and have whole eights of weights.
-enum class Exact : std::uint8_t { Any, Bf16, Byte };
+enum class Exact : std::uint8_t { Any, Bf16, Byte, Nibble };
 inline Exact exact_of(const Matrix& m) {
   if (!m.aligned || m.cols % 8 != 0) return Exact::Any;
-  return m.kind == quant::FormatKind::BF16 ? Exact::Bf16 : m.kind == quant::FormatKind::Affine && m.bits == 8 && m.scale_dtype == DType::BF16 ? Exact::Byte : Exact::Any;
+  if (m.kind == quant::FormatKind::BF16) return Exact::Bf16;
+  if (m.kind != quant::FormatKind::Affine || m.scale_dtype != DType::BF16) return Exact::Any;
+  return m.bits == 8 ? Exact::Byte : m.bits == 4 ? Exact::Nibble : Exact::Any;
 }
 
 // Eight weights of a row from column c (a multiple of 8) on.
@@ -294,12 +296,18 @@ __device__ inline void decode8_byte(const std::uint8_t* p, float s, float b, flo
 #pragma unroll
   for (int i = 0; i < 8; ++i) out[i] = math::fma(s, static_cast<float>((i < 4 ? w.x : w.y) >> i % 4 * 8 & 255u), b);
 }
+__device__ inline void decode8_nibble(const std::uint8_t* p, float s, float b, float (&out)[8]) {
+  const unsigned w = *reinterpret_cast<const unsigned*>(p);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = math::fma(s, code_value(w >> 4 * i & 15u), b);
+}
 template <Exact E>
 __device__ inline void decode8(const Matrix& m, int row, int c, float (&out)[8]) {
   const std::uint8_t* p = m.data + static_cast<std::size_t>(row) * m.row_bytes;
-  if constexpr (E == Exact::Byte) {
+  if constexpr (E == Exact::Byte || E == Exact::Nibble) {
     const std::size_t at = static_cast<std::size_t>(row) * m.scale_row_bytes + static_cast<std::size_t>(groups_of(c, m.group)) * 2;
-    decode8_byte(p + c, bf16_to_f32(*reinterpret_cast<const std::uint16_t*>(m.scales + at)), bf16_to_f32(*reinterpret_cast<const std::uint16_t*>(m.biases + at)), out);
+    const float s = bf16_to_f32(*reinterpret_cast<const std::uint16_t*>(m.scales + at)), b = bf16_to_f32(*reinterpret_cast<const std::uint16_t*>(m.biases + at));
+    E == Exact::Byte ? decode8_byte(p + c, s, b, out) : decode8_nibble(p + c / 2, s, b, out);
   } else if constexpr (E == Exact::Bf16) {
     decode8_bf16(p + 2 * c, out);
   } else if (m.kind == quant::FormatKind::BF16 && m.aligned && c + 8 <= m.cols) {

@@ -131,9 +131,13 @@ struct Matvec64 {
   }
 };
 
-// f.template operator()<Mv>() with what multiplies a matrix that may_know().
+// Whether there is such a kernel: 4-bit codes in groups of 64, or Mxfp4 where rows are cut flat.
+inline bool has_matvec64(const Matrix& m) { return may_know(m) || (path_of(m) == Path::Mx && is_flat(m)); }
+__host__ __device__ constexpr int group_of(Path path) { return path == Path::Mx ? 32 : kKnownGroup; }
+// f.template operator()<Mv>() with what multiplies it.
 template <class F>
 void with_matvec64(const Matrix& m, F&& f) {
+  if (path_of(m) == Path::Mx) return f.template operator()<FlatMatvec<Path::Mx>>();
   if (is_flat(m)) return f.template operator()<FlatMatvec<Path::Nibble>>();
   const bool bf16 = m.scale_dtype == DType::BF16;
   switch (width_of(m)) {
@@ -145,9 +149,9 @@ void with_matvec64(const Matrix& m, F&& f) {
       return bf16 ? f.template operator()<Matvec64<128, true>>() : f.template operator()<Matvec64<128, false>>();
   }
 }
-// Whether one instantiation fits both.
+// Whether one instantiation fits both; their columns may differ.
 inline bool same_matvec64(const Matrix& a, const Matrix& b) {
-  return may_know(a) && may_know(b) && is_flat(a) == is_flat(b) && width_of(a) == width_of(b) && a.cols == b.cols && a.scale_dtype == b.scale_dtype;
+  return has_matvec64(a) && has_matvec64(b) && path_of(a) == path_of(b) && is_flat(a) == is_flat(b) && width_of(a) == width_of(b) && a.scale_dtype == b.scale_dtype;
 }
 
 }  // namespace moeflux::backend::cuda

@@ -17,16 +17,14 @@ struct FlatMatvec {
   const Matrix& m;
   std::byte* const memory;
   int units, groups, shift, n_rows;  // of a row; log2 of the units of a group; rows of a block
-  unsigned magic;                    // i / units is the upper half of i * magic, for the i there are
   uint4 w[kLoads];
   std::uint16_t factors[kLoads];  // of an affine group: the even thread has the scale, the odd one the bias
 
   __device__ FlatMatvec(const Matrix& matrix, std::byte* at) : m(matrix), memory(at) {
-    units = row_units(m);
-    groups = groups_of(m.cols, m.group);
-    shift = 31 - __clz(m.group * m.bits / 128);
-    n_rows = flat_rows(units);
-    magic = 0xffffffffu / static_cast<unsigned>(units) + 1;
+    units = m.flat_units;
+    shift = kAffine ? 31 - __clz(m.group * m.bits >> 7) : 0;
+    groups = units >> shift;
+    n_rows = m.flat_rows;
   }
 
   __host__ __device__ static std::size_t bytes(const Matrix& m) { return steps_offset(m) + 2 * flat_step_bytes(m); }
@@ -92,7 +90,7 @@ struct FlatMatvec {
 #pragma unroll
     for (int u = 0; u < kLoads; ++u) {
       const int i = static_cast<int>(threadIdx.x) + u * kMvThreads;
-      const int row = static_cast<int>(__umulhi(static_cast<unsigned>(i), magic)), unit = i - row * units, g = unit >> shift;
+      const int row = static_cast<int>(__umulhi(static_cast<unsigned>(i), m.flat_magic)), unit = i - row * units, g = unit >> shift;
       int s = Activations<P>(q.x8, m.cols, unit).dot(w[u]);
       if constexpr (kAffine)
         for (int part = 1; part < 1 << shift; part *= 2) s += __shfl_xor_sync(kAll, s, part);

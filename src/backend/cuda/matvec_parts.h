@@ -171,18 +171,12 @@ __host__ __device__ inline Cut cut_of(const Matrix& m) {
   return {loads_of(width) * kWarp / width, width, per_group, groups_of(width, per_group)};
 }
 
-// Rows that no width divides are cut without regard to where one ends (matvec_flat.h), so many units a block. (Where one does, that is faster.)
+// Rows that no width divides are cut without regard to where one ends (matvec_flat.h), so many units a block. Divisions by what only runs
+// know are dear on the device, so flat_cut(), on the host, says how.
 inline constexpr int kFlatUnits = 8 * kMvThreads;
-__host__ __device__ inline bool is_flat(const Matrix& m) {
-  const Path path = path_of(m);
-  if (path == Path::Any || width_of(m) != 0) return false;
-  const int units = row_units(m), per_group = m.group * m.bits / 128;
-  if (units < 2 || units > kFlatUnits || m.cols * m.bits % 128 != 0) return false;
-  return path == Path::Mx ? m.scale_row_bytes == units : per_group >= 2 && m.scale_row_bytes == units / per_group * 2;
-}
-// Of a block. Every row of a flat one has a thread.
-__host__ __device__ inline int flat_rows(int units) { return units < kFlatUnits / kMvThreads ? kMvThreads : kFlatUnits / units; }
-__host__ __device__ inline int block_rows(const Matrix& m) { return is_flat(m) ? flat_rows(row_units(m)) : cut_of(m).rows * kMvWarps; }
+__host__ __device__ inline bool is_flat(const Matrix& m) { return m.flat_units != 0; }
+// Of a block.
+__host__ __device__ inline int block_rows(const Matrix& m) { return is_flat(m) ? m.flat_rows : cut_of(m).rows * kMvWarps; }
 
 // Shared memory behind the activations, twice: per row and group of a step the dot product as f32, then scales and biases
 // as they are. Odd strides: rows of a walk lie in different banks.
@@ -200,7 +194,7 @@ __host__ __device__ inline int scale_bits(const Matrix& m) { return width_of(m) 
 __host__ __device__ inline std::size_t steps_offset(const Matrix& m) { return (quantized_bytes(m.cols, m.group) + 15) / 16 * 16; }
 // Per row and group of a flat block: what is added times its factor, once (Mxfp4) or twice. An odd stride, as above.
 __host__ __device__ inline std::size_t flat_step_bytes(const Matrix& m) {
-  return static_cast<std::size_t>(block_rows(m)) * (groups_of(m.cols, m.group) | 1) * (m.kind == quant::FormatKind::Mxfp4 ? 8 : 16);
+  return static_cast<std::size_t>(m.flat_rows) * (groups_of(m.cols, m.group) | 1) * (m.kind == quant::FormatKind::Mxfp4 ? 8 : 16);
 }
 inline std::size_t matvec_bytes(const Matrix& m) {
   if (is_flat(m)) return steps_offset(m) + 2 * flat_step_bytes(m);

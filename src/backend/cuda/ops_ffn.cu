@@ -19,8 +19,14 @@ struct Ffn {
   const float *gate_bias, *up_bias, *down_bias;
 };
 
+// Experts of a token have blocks enough, so a width that divides their rows is taken (flat_cut).
+Matrix expert_matrix(const quant::MatrixView& v) {
+  Matrix m = cuda::to_device(v);
+  if (width_of(m) != 0) m.flat_units = 0;
+  return m;
+}
 Ffn to_device(const FfnMatrices& m) {
-  return {cuda::to_device(m.gate), cuda::to_device(m.up), cuda::to_device(m.down), m.gate_bias.f32(), m.up_bias.f32(), m.down_bias.f32()};
+  return {expert_matrix(m.gate), expert_matrix(m.up), expert_matrix(m.down), m.gate_bias.f32(), m.up_bias.f32(), m.down_bias.f32()};
 }
 
 enum Which { kGate, kUp, kDown };
@@ -103,7 +109,7 @@ struct FfnArgs {
   std::int64_t inner_dim;  // the largest
   GluParams glu;
   bool fast;
-  const uint4* known;      // x of the only token in 8 bits: ffn_up64_kernel
+  const uint4* known;      // x of the only token in 8 bits: ffn_up64_kernel of 4-bit codes
 };
 
 __device__ bool multiplies_integers(const Matrix& m, bool fast) {
@@ -153,7 +159,7 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down_kernel(const __grid_co
   matvec(pair.w, GluLoad{gate, up, pair.shared ? GluParams{} : a.glu}, memory, tile, 1 << 20, pair.bias, y, true);
 }
 
-// The two for one token where all matrices have 4-bit codes in groups of 64 (matvec64.h). Leaves: RoutedFfn::n_lent.
+// The two for one token where all matrices have 4-bit codes in groups of 64, or Mxfp4 (matvec64.h). Leaves: RoutedFfn::n_lent.
 template <class Mv, bool Leaves>
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
@@ -165,12 +171,16 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_co
   const int tile = static_cast<int>(blockIdx.x) - (up ? halves : 0);
   if (tile * mv.block_rows() >= pair.w.rows) return;
   mv.fetch(tile * mv.block_rows(), 0);
-  copy_known(a.known, pair.w.cols, memory);
+  const QuantizedX q = quantized_at(memory, pair.w.cols, group_of(Mv::kPath));
+  if constexpr (Mv::kPath == Path::Nibble)
+    copy_known(a.known, pair.w.cols, memory);
+  else
+    quantize_block(RowLoad{a.x}, pair.w.cols, group_of(Mv::kPath), order_of(Mv::kPath), q);
   std::int64_t away = 0;
   if constexpr (Leaves)
     if (!pair.shared) away = a.pairs.source.way_to_lent(a.pairs.ids, p);
   __syncthreads();
-  mv.template run<Leaves>(quantized_at(memory, pair.w.cols, kKnownGroup), tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim, away);
+  mv.template run<Leaves>(q, tile, 1 << 20, pair.bias, a.inner + (static_cast<std::int64_t>(p) * 2 + up) * a.inner_dim, away);
 }
 
 template <class Mv, bool Leaves>
@@ -192,8 +202,8 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_
 #pragma unroll 2
   for (int i = threadIdx.x; i < cols; i += kMvThreads) row[i] = glu(gate[i], up[i]);
   __syncthreads();
-  const QuantizedX q = quantized_at(memory, cols, kKnownGroup);
-  quantize_block(RowLoad{row}, cols, kKnownGroup, Order::EvenOddPlanes, q);
+  const QuantizedX q = quantized_at(memory, cols, group_of(Mv::kPath));
+  quantize_block(RowLoad{row}, cols, group_of(Mv::kPath), order_of(Mv::kPath), q);
   __syncthreads();
   mv.template run<Leaves>(q, tile, 1 << 20, pair.bias, pair.shared ? a.shared_y + pair.slot * a.shared_stride : a.y + pair.slot * a.y_stride, away);
 }
@@ -222,7 +232,7 @@ struct Shapes {
     add(m.down, precision, down_blocks, down_bytes);
   }
   void add(const quant::MatrixView& w, Precision precision, int& blocks, std::size_t& bytes) {
-    const Matrix m = cuda::to_device(w);
+    const Matrix m = expert_matrix(w);
     const bool fast = is_fast(w, precision);
     blocks = std::max(blocks, ceil_div(m.rows, fast ? block_rows(m) : kExactBlock));
     if (fast) bytes = std::max(bytes, matvec_bytes(m));
@@ -239,15 +249,18 @@ void run_pairs(CudaStream& s, FfnArgs a, const Shapes& shapes, std::int64_t n_pa
 }
 
 bool all_matvec64(const RoutedFfn& op, bool shared) {
-  const auto alike = [&](const quant::MatrixView& a, const quant::MatrixView& b) { return same_matvec64(cuda::to_device(a), cuda::to_device(b)); };
+  const auto alike = [&](const quant::MatrixView& a, const quant::MatrixView& b) { return same_matvec64(expert_matrix(a), expert_matrix(b)); };
   const FfnMatrices &f = op.first, &s = op.shared;
   return alike(f.gate, f.gate) && alike(f.gate, f.up) && alike(f.down, f.down) &&
          (!shared || (alike(f.gate, s.gate) && alike(f.gate, s.up) && alike(f.down, s.down)));
 }
 
+// The activations of down are computed where it begins.
+std::size_t down_bytes(std::size_t matvec, const Matrix& m) { return matvec + static_cast<std::size_t>(m.cols) * 4; }
+
 template <bool Leaves>
 void run_pairs64(CudaStream& s, FfnArgs a, const RoutedFfn& op, const Shapes& shapes, std::int64_t n_pairs) {
-  const Matrix gate = cuda::to_device(op.first.gate), down = cuda::to_device(op.first.down);
+  const Matrix gate = expert_matrix(op.first.gate), down = expert_matrix(op.first.down);
   a.inner_dim = shapes.inner;
   a.inner = s.scratch_of<float>(Scratch::Inner, static_cast<std::size_t>(n_pairs) * 2 * static_cast<std::size_t>(shapes.inner));
   const auto n = static_cast<unsigned>(n_pairs);
@@ -256,7 +269,7 @@ void run_pairs64(CudaStream& s, FfnArgs a, const RoutedFfn& op, const Shapes& sh
   });
   with_matvec64(down, [&]<class Mv>() {
     launch_large(s, "ExpertFfn: down", ffn_down64_kernel<Mv, Leaves>, dim3(static_cast<unsigned>(shapes.down_blocks), n), kMvThreads,
-                 Mv::bytes(down) + static_cast<std::size_t>(down.cols) * 4, a);
+                 std::max(down_bytes(Mv::bytes(down), down), op.shared.gate.empty() ? 0 : down_bytes(Mv::bytes(a.pairs.shared.down), a.pairs.shared.down)), a);
   });
 }
 
@@ -584,8 +597,9 @@ bool CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
     a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
     a.glu = glu, a.fast = op.precision == Precision::Fast;
-    if (n == 1 && a.fast && all_matvec64(op, shared)) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
-    if (a.known == nullptr) {
+    const bool small = n == 1 && a.fast && all_matvec64(op, shared), mx = op.first.gate.format.kind == quant::FormatKind::Mxfp4;
+    if (small && !mx) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
+    if (!small || (!mx && a.known == nullptr)) {
       run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
       return false;
     }

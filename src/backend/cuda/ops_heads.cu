@@ -111,7 +111,7 @@ __device__ inline void walk_any(const Matrix& m, int at, int n_in, bool inputs_f
   for (int i = 0; i < n_in; ++i) sums.add(i, inputs_first ? weight_at(m, i, at) : weight_at(m, at, i));
 }
 
-// The same for affine 4-bit codes with 16-bit scales: outputs are rows, eight codes a load, or columns.
+// The same for affine 4-bit codes: outputs are rows, eight codes a load, or columns.
 template <int Tokens>
 __device__ inline void walk_rows4(const Matrix& m, int at, int n_in, Sums<Tokens>& sums) {
   const auto* words = reinterpret_cast<const unsigned*>(m.data + at * m.row_bytes);
@@ -121,7 +121,7 @@ __device__ inline void walk_rows4(const Matrix& m, int at, int n_in, Sums<Tokens
     for (int i = first; i < first + m.group; i += 8) {
       const unsigned word = words[i / 8];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) sums.add(i + k, math::fma(s, static_cast<float>(word >> 4 * k & 15u), b));
+      for (int k = 0; k < 8; ++k) sums.add(i + k, math::fma(s, code_value(word >> 4 * k & 15u), b));
     }
   }
 }
@@ -130,7 +130,7 @@ __device__ inline void walk_columns4(const Matrix& m, int at, int n_in, Sums<Tok
   const int g = groups_of(at, m.group), shift = (at & 1) * 4;
   const std::uint8_t* codes = m.data + (at >> 1);
 #pragma unroll 8
-  for (int i = 0; i < n_in; ++i) sums.add(i, math::fma(scale_of(m, i, g), static_cast<float>(codes[i * m.row_bytes] >> shift & 15), bias_of(m, i, g)));
+  for (int i = 0; i < n_in; ++i) sums.add(i, math::fma(scale_of(m, i, g), code_value(static_cast<unsigned>(codes[i * m.row_bytes]) >> shift & 15u), bias_of(m, i, g)));
 }
 
 template <int Tokens, bool Four>

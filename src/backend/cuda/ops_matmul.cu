@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(kMvThreads, 3) matvec_fast_kernel(const __grid
          job.y + t * job.y_stride, true);
 }
 
-template <class Mv>
+// Known: x is in 8 bits already; else every block makes it so.
+template <class Mv, bool Known>
 __global__ void __launch_bounds__(kMvThreads, 3) matvec64_kernel(const __grid_constant__ Jobs jobs) {
   extern __shared__ __align__(16) std::byte memory[];
   const Job& job = job_of(jobs, blockIdx.x);
@@ -51,9 +52,14 @@ __global__ void __launch_bounds__(kMvThreads, 3) matvec64_kernel(const __grid_co
   Mv mv{job.w, memory};
   mv.fetch(tile * mv.block_rows(), 0);
   begin_kernel();
-  copy_known(jobs.known, job.w.cols, memory);
+  const QuantizedX q = quantized_at(memory, job.w.cols, group_of(Mv::kPath));
+  const std::int64_t t = blockIdx.y;
+  if constexpr (Known)
+    copy_known(jobs.known, job.w.cols, memory);
+  else
+    quantize_block(RowLoad{jobs.x + t * jobs.x_stride}, job.w.cols, group_of(Mv::kPath), order_of(Mv::kPath), q);
   __syncthreads();
-  mv.run(quantized_at(memory, job.w.cols, kKnownGroup), tile, job.n_blocks, job.bias, job.y);
+  mv.run(q, tile, job.n_blocks, job.bias, job.y + t * job.y_stride);
 }
 
 template <Exact E>
@@ -105,9 +111,18 @@ __global__ void decode_kernel(Matrix m, float* out) {
 // Enough blocks for three on each of some hundred processors; more only take turns.
 constexpr int kMostBlocks = 396;
 
-void add_job(Jobs& jobs, const MatMulPart& p, int& blocks, bool fast) {
+// Whether blocks of the widths that divide rows are enough for the chip (flat_cut).
+bool fills_chip(const MatMul& op) {
+  int blocks = 0;
+  for (const MatMulPart& p : op.parts)
+    if (const Matrix m = to_device(p.w); is_fast(p.w, op.precision) && width_of(m) != 0) blocks += ceil_div(m.rows, cut_of(m).rows * kMvWarps);
+  return blocks >= kMostBlocks / 3;
+}
+
+void add_job(Jobs& jobs, const MatMulPart& p, int& blocks, bool fast, bool by_width) {
   Job& j = jobs.job[jobs.n++];
   j.w = to_device(p.w);
+  if (fast && by_width && width_of(j.w) != 0) j.w.flat_units = 0;
   j.bias = p.bias.f32();
   j.y = p.y.f32();
   j.y_stride = p.y.stride(0);
@@ -120,6 +135,7 @@ void add_job(Jobs& jobs, const MatMulPart& p, int& blocks, bool fast) {
 void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
   Jobs jobs{};
   int blocks = 0;
+  const bool by_width = fast && fills_chip(op);
   const auto flush = [&] {
     if (jobs.n == 0) return;
     jobs.x = op.x.f32();
@@ -128,20 +144,26 @@ void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
     jobs.known = fast && op.x.dim(0) == 1 ? reinterpret_cast<const uint4*>(s.known_of(jobs.x, op.x.dim(1))) : nullptr;
     std::size_t bytes = 0;
     Exact exact = exact_of(jobs.job[0].w);
+    bool alike = fast;
     for (int j = 0; j < jobs.n; ++j) {
       bytes = std::max(bytes, fast ? matvec_bytes(jobs.job[j].w) : exact_bytes(jobs.job[j].w));
       jobs.staged = jobs.staged && exact_bytes(jobs.job[j].w) > 0;
-      if (!same_matvec64(jobs.job[0].w, jobs.job[j].w)) jobs.known = nullptr;
+      alike = alike && same_matvec64(jobs.job[0].w, jobs.job[j].w);
       if (exact_of(jobs.job[j].w) != exact) exact = Exact::Any;
     }
     if (!fast && !jobs.staged) bytes = 0;
     const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(op.x.dim(0)));
-    if (jobs.known != nullptr) {
-      with_matvec64(jobs.job[0].w, [&]<class Mv>() { launch_large(s, "MatMul", matvec64_kernel<Mv>, grid, kMvThreads, Mv::bytes(jobs.job[0].w), jobs); });
+    if (alike) {
+      with_matvec64(jobs.job[0].w, [&]<class Mv>() {
+        const bool known = jobs.known != nullptr && Mv::kPath == Path::Nibble;
+        launch_large(s, "MatMul", known ? matvec64_kernel<Mv, true> : matvec64_kernel<Mv, false>, grid, kMvThreads, Mv::bytes(jobs.job[0].w), jobs);
+      });
     } else if (fast) {
       launch_large(s, "MatMul", matvec_fast_kernel, grid, kMvThreads, bytes, jobs);
     } else {
-      const auto kernel = !jobs.staged || exact == Exact::Any ? matvec_exact_kernel<Exact::Any> : exact == Exact::Bf16 ? matvec_exact_kernel<Exact::Bf16> : matvec_exact_kernel<Exact::Byte>;
+      const auto kernel = !jobs.staged || exact == Exact::Any ? matvec_exact_kernel<Exact::Any> : exact == Exact::Bf16 ? matvec_exact_kernel<Exact::Bf16>
+                          : exact == Exact::Byte                            ? matvec_exact_kernel<Exact::Byte>
+                                                                            : matvec_exact_kernel<Exact::Nibble>;
       launch_large(s, "MatMul", kernel, grid, kExactThreads, bytes, jobs);
     }
     jobs = {};
@@ -149,13 +171,28 @@ void run_matvec(CudaStream& s, const MatMul& op, bool fast) {
   };
   for (const MatMulPart& p : op.parts) {
     if (is_fast(p.w, op.precision) != fast || p.w.rows == 0) continue;
-    add_job(jobs, p, blocks, fast);
+    add_job(jobs, p, blocks, fast, by_width);
     if (jobs.n == kMaxJobs) flush();
   }
   flush();
 }
 
 }  // namespace
+
+// Every row of a block has a thread. Where a width divides the rows its kernels are faster, unless rows take many of its steps and there are
+// few of them: then the caller has a choice.
+constexpr int kManySteps = 128;  // units
+void flat_cut(Matrix& m) {
+  const Path path = path_of(m);
+  if (path == Path::Any) return;
+  const int units = row_units(m), per_group = m.group * m.bits / 128, width = width_of(m);
+  if (width > 16 || (width == 16 && units < kManySteps)) return;
+  if (units < 2 || units > kFlatUnits || m.cols * m.bits % 128 != 0) return;
+  if (path == Path::Mx ? m.scale_row_bytes != units : per_group < 2 || m.scale_row_bytes != units / per_group * 2) return;
+  m.flat_units = static_cast<std::uint16_t>(units);
+  m.flat_rows = static_cast<std::uint16_t>(std::min(kMvThreads, kFlatUnits / units));
+  m.flat_magic = 0xffffffffu / static_cast<unsigned>(units) + 1;
+}
 
 QuantizedRows quantize_rows(CudaStream& s, Scratch where, const RowsSource& source, std::int64_t n, const Matrix& w) {
   const auto count = static_cast<std::size_t>(n), groups = static_cast<std::size_t>(w.cols / w.group);
