@@ -10,7 +10,8 @@
 #   sanitize     compute-sanitizer (where it is installed) over op tests and decodes, whole and in tiers
 #   bench_ops    matvecs and latent attention alone, where BIN has device_bench (cmake -DMOEFLUX_BENCH=ON)
 #   bench_all    the 35b-a3b shape, everything in device memory
-#   bench_tiers  the same with a quarter of the experts on the device and the rest in main memory; routing replayed with -t
+#   bench_tiers  the same with a quarter of the experts on the device and the rest in main memory; routing replayed with -t, repeated behind
+#                a prompt of 512 tokens, and once as it was recorded
 #   bench_disk   the same with main memory for a tenth, a twentieth and a fiftieth of the experts
 #   bench_mla    the deepseek-v3 shape in 4 layers, decoding behind a context of 32k
 #
@@ -163,12 +164,26 @@ quarter() {
   field "$scratch/quarter.json" 'int(d["ram_bytes"] - 0.75 * d["expert_bytes"])'
 }
 
+# Steps of a trace to take as a prompt (20 where it has none) and to decode, 256 at most.
+trace_steps() {
+  python3 - "$1" <<'PY'
+import json, sys
+phases = [s["phase"] for s in map(json.loads, open(sys.argv[1])) if "layers" in s]
+prompt = phases.count("prefill") or min(20, len(phases) // 2)
+print(prompt, min(256, len(phases) - prompt))
+PY
+}
+
 bench_tiers() {
   local folder vram replay=()
   folder=$(model 35b-a3b) || { failed=1; return; }
   vram=$(quarter "$folder") || { failed=1; return; }
   [[ -n $trace ]] && replay=(--replay "$trace")
   bench tiers "$folder" -p 512 -n 128 -r 3 --chunk 512 --vram "$vram" "${replay[@]}"
+  [[ -n $trace ]] || return
+  local steps
+  read -r -a steps < <(trace_steps "$trace")
+  bench tiers_once "$folder" -p "${steps[0]}" -n "${steps[1]}" -r 1 --chunk 512 --vram "$vram" "${replay[@]}"
 }
 
 bench_disk() {
