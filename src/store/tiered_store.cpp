@@ -306,14 +306,14 @@ void TieredStore::take_back(std::span<const std::int32_t> lent, std::span<const 
 
 // An expert that lives in main memory moves to a lent slot, which has its bytes. Whoever makes room must be in main memory, too: nothing is
 // copied, and the table stays whole.
-bool TieredStore::keep_filled(std::uint32_t slot, ExpertKey key) {
+void TieredStore::keep_filled(std::uint32_t slot, ExpertKey key) {
   const std::int32_t home = host_of_[index(key)];
-  if (device_of_[index(key)] >= 0 || home < 0 || !may_evict(true)) return false;
+  if (device_of_[index(key)] >= 0 || home < 0 || !may_evict(true)) return;
   HostSlot& h = host_[static_cast<std::size_t>(home)];
-  if (!h.kept || h.state != HostSlot::State::Ready || !h.has_bytes) return false;
+  if (!h.kept || h.state != HostSlot::State::Ready || !h.has_bytes) return;
   if (policy_.size(kDeviceTier) >= n_kept_) {
     const auto victim = policy_.choose_victim([&](ExpertKey k) { return device_[static_cast<std::size_t>(device_of_[index(k)])].busy() || host_of_[index(k)] < 0; }, kDeviceTier);
-    if (!victim || policy_.value(key) <= policy_.value(*victim)) return false;
+    if (!victim || policy_.value(key) <= policy_.value(*victim)) return;
     evict(*victim);
   }
   DeviceSlot& s = device_[slot];
@@ -327,7 +327,6 @@ bool TieredStore::keep_filled(std::uint32_t slot, ExpertKey key) {
   h.kept = false;
   if (h.readers == 0) free_host(static_cast<std::uint32_t>(home), true);
   update_table(key);
-  return true;
 }
 
 std::int32_t TieredStore::table_entry(std::uint32_t index) const noexcept {

@@ -114,7 +114,7 @@ class TieredStore final : public ExpertStore {
   std::int32_t table_entry(std::uint32_t index) const noexcept;
   void update_table(ExpertKey key) noexcept;
   void promote_wanted();
-  bool keep_filled(std::uint32_t slot, ExpertKey key);
+  void keep_filled(std::uint32_t slot, ExpertKey key);
   // tiered_moves.cpp: how experts come and go.
   bool make_room(ExpertKey key, bool at_rest);
   void load(std::uint32_t slot, ExpertKey key, bool keep, io::ReadPriority priority);
