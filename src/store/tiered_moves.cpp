@@ -213,7 +213,11 @@ void TieredStore::release(std::uint32_t slot) {
   DeviceSlot& s = device_[slot];
   if (s.kept || s.busy() || s.state == DeviceState::Free) return;
   device_of_[index(s.key)] = -1;
-  s = DeviceSlot{};
+  free_device(slot);
+}
+
+void TieredStore::free_device(std::uint32_t slot) {
+  device_[slot] = DeviceSlot{};
   if (on_freed_) on_freed_(device_memory(slot), slot_bytes_);
   free_device_.push_back(slot);
   changed_.notify_all();

@@ -140,6 +140,8 @@ bool TieredStore::try_pin_as(LayerIdx layer, std::span<const ExpertIdx> experts,
 std::uint32_t TieredStore::pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, bool at_rest) {
   if (experts.size() > n_spare_) fail(ErrorCode::Internal, "a lease of {} experts, at most {} were planned", experts.size(), n_spare_);
   std::uint32_t ticket = 0;
+  if (try_pin_as(layer, experts, ticket, at_rest)) return ticket;
+  const Waiting waiting(*this);
   while (!try_pin_as(layer, experts, ticket, at_rest)) {
     std::unique_lock lock(mutex_);
     if (copier_->outstanding() > 0 || reads_.outstanding() > 0)
@@ -276,11 +278,12 @@ void TieredStore::end_use() noexcept {
   promote_wanted();
 }
 
-// As many as promotions and a token's experts leave, and none where nothing is kept anyway.
+// As many as promotions and a token's experts leave; none where nothing is kept anyway, or somebody waits for slots: who lends anew for every
+// token would always be there first.
 std::size_t TieredStore::lend_slots(std::span<std::int32_t> slots) noexcept {
   const std::lock_guard lock(mutex_);
   drain();
-  if (!device_reads_host_ || n_kept_ == 0) return 0;
+  if (!device_reads_host_ || n_kept_ == 0 || n_waiting_ > 0) return 0;
   const std::size_t stay = std::max<std::size_t>(n_spare_ / 8, 1), n = std::min(slots.size(), free_device_.size() - std::min(free_device_.size(), stay));
   for (std::size_t i = 0; i < n; ++i) {
     device_[free_device_.back()].state = DeviceSlot::State::Lent;
@@ -296,12 +299,8 @@ void TieredStore::take_back(std::span<const std::int32_t> lent, std::span<const 
   for (const FilledSlot& f : filled) keep_filled(static_cast<std::uint32_t>(f.slot), {f.layer, f.expert});
   for (std::int32_t s : lent) {
     DeviceSlot& slot = device_[static_cast<std::size_t>(s)];
-    if (slot.state != DeviceSlot::State::Lent) continue;  // kept
-    slot = DeviceSlot{};
-    if (on_freed_) on_freed_(device_memory(static_cast<std::uint32_t>(s)), slot_bytes_);
-    free_device_.push_back(static_cast<std::uint32_t>(s));
+    if (slot.state == DeviceSlot::State::Lent) free_device(static_cast<std::uint32_t>(s));  // else it was kept
   }
-  changed_.notify_all();
 }
 
 // An expert that lives in main memory moves to a lent slot, which has its bytes. Whoever makes room must be in main memory, too: nothing is

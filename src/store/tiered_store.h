@@ -97,6 +97,21 @@ class TieredStore final : public ExpertStore {
     std::vector<std::uint32_t> slots;
     std::vector<std::uint8_t> hits;  // beside slots: nothing had to be read
   };
+  // Somebody waits for slots as long as it lives.
+  class Waiting {
+   public:
+    explicit Waiting(TieredStore& store) : store_(store) { change(1); }
+    ~Waiting() { change(-1); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    void change(int by) {
+      const std::lock_guard lock(store_.mutex_);
+      store_.n_waiting_ += static_cast<std::size_t>(by);
+    }
+    TieredStore& store_;
+  };
   bool try_pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, std::uint32_t& ticket, bool at_rest);
   std::uint32_t pin_as(LayerIdx layer, std::span<const ExpertIdx> experts, bool at_rest);
   static constexpr std::size_t kDeviceTier = 0, kHostTier = 1;  // of the policy
@@ -134,6 +149,7 @@ class TieredStore final : public ExpertStore {
   void left(std::uint32_t slot, bool ok);
   void not_loaded(std::uint32_t slot);
   void release(std::uint32_t slot);
+  void free_device(std::uint32_t slot);
   void free_host(std::uint32_t host, bool keeps_bytes);
   void free_staging(std::uint32_t staging);
   std::span<const CopyPart> record_parts(ExpertKey key, std::uint32_t staging, std::byte* to);
@@ -159,6 +175,7 @@ class TieredStore final : public ExpertStore {
   std::uint64_t table_version_ = 1;
   std::size_t n_experts_ = 0, n_absent_ = 0;  // absent: experts that are -1 in the table
   std::size_t n_users_ = 0;  // of the table
+  std::size_t n_waiting_ = 0;  // for slots
   bool resting_ = false;     // the only user's device is at rest until it reads the table again
   const bool device_reads_host_;
   std::vector<ExpertKey> wanted_;  // read from main memory by the steps under way

@@ -505,6 +505,43 @@ TEST(TieredTable, LentSlotsKeepWhatIsWorthIt) {
   t.expect_quiet();
 }
 
+// Slots that are lent anew for every token do not keep a lease of another session waiting for ever.
+TEST(TieredTable, LeasesComeBeforeLending) {
+  const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
+  Tiers t(m, {.n_device = 12, .n_spare = 4, .n_host = n_experts(m), .reads_host = true});
+  t.store->fill({});
+  t.finish_copies();
+  std::vector<std::int32_t> lent, table(4 * 8);
+  const auto lend = [&] {
+    lent.resize(8);
+    lent.resize(t.store->lend_slots(lent));
+    return lent.size();
+  };
+  t.store->read_slots(0, table, 8);
+  std::vector<ExpertIdx> wanted;
+  for (std::int32_t e = 0; e < 8 && wanted.size() < 3; ++e)
+    if (table[static_cast<std::size_t>(e)] < 0) wanted.push_back(ExpertIdx(e));
+  ASSERT_EQ(wanted.size(), 3u);
+  t.store->begin_use();
+  ASSERT_EQ(lend(), 3u);
+  ExpertLease lease;
+  std::thread other([&] { lease = t.store->acquire(LayerIdx{0}, wanted); });
+  // One slot comes back and would be lent again, but for the lease that waits for three.
+  bool refused = false;
+  for (int i = 0; i < 20000 && !refused; ++i) {
+    t.store->take_back(std::span(lent).first(1), {});
+    refused = t.store->lend_slots(std::span(lent).first(1)) == 0;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  EXPECT_TRUE(refused);
+  t.store->take_back(refused ? std::span(lent).subspan(1) : std::span(lent), {});
+  other.join();
+  EXPECT_EQ(lease.size(), 3u);
+  lease = {};
+  t.store->end_use();
+  t.expect_quiet();
+}
+
 // Nothing is lent where nothing is kept, or where the device does not read main memory.
 TEST(TieredTable, LendsNothingInVain) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
