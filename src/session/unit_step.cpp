@@ -78,13 +78,16 @@ std::int32_t* UnitStep::lent_of(const model::MoeSite& site) const noexcept {
   return table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row + site.spec->n_experts;
 }
 
+void UnitStep::clear_lent() noexcept {
+  for (const model::MoeSite& site : plan_.sites) std::fill_n(lent_of(site), kMostLent, -1);
+}
+
 // Slots for what the device will read from main memory: as many a layer as there are, those left over for other layers every time.
 void UnitStep::lend() {
+  clear_lent();
   filling_.clear();
-  for (const model::MoeSite& site : plan_.sites) {
-    std::fill_n(lent_of(site), kMostLent, -1);
+  for (const model::MoeSite& site : plan_.sites)
     if (plan_.fills_lent[static_cast<std::size_t>(raw(site.layer))] != 0) filling_.push_back(&site);
-  }
   lent_.resize(filling_.size() * kMostLent);
   lent_.resize(experts_.lend_slots(lent_));
   filled_.clear();
@@ -215,7 +218,7 @@ void UnitStep::replay_whole() {
 
 void UnitStep::replay() {
   if (table_lends_) {
-    for (const model::MoeSite& site : plan_.sites) std::fill_n(lent_of(site), kMostLent, -1);
+    clear_lent();
     table_version_ = 0;
     table_lends_ = false;
   }

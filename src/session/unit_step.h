@@ -44,6 +44,7 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   std::uint64_t read_table(std::uint64_t version);
   void upload_table_with(const model::MoeSite& site, store::ExpertLease& lease);
   void upload_forced();
+  void clear_lent() noexcept;
   void lend();
   void take_back(bool good) noexcept;
   void note_filled(const model::MoeSite& site, std::span<const std::int32_t> ids);

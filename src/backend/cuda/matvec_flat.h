@@ -27,7 +27,7 @@ struct FlatMatvec {
     n_rows = m.flat_rows;
   }
 
-  __host__ __device__ static std::size_t bytes(const Matrix& m) { return steps_offset(m) + 2 * flat_step_bytes(m); }
+  __host__ __device__ static std::size_t bytes(const Matrix& m) { return flat_bytes(m); }
   __device__ int block_rows() const { return n_rows; }
 
   // Whether the thread has a factor of its unit's group.

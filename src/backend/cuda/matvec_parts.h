@@ -196,8 +196,9 @@ __host__ __device__ inline std::size_t steps_offset(const Matrix& m) { return (q
 __host__ __device__ inline std::size_t flat_step_bytes(const Matrix& m) {
   return static_cast<std::size_t>(m.flat_rows) * (groups_of(m.cols, m.group) | 1) * (m.kind == quant::FormatKind::Mxfp4 ? 8 : 16);
 }
+__host__ __device__ inline std::size_t flat_bytes(const Matrix& m) { return steps_offset(m) + 2 * flat_step_bytes(m); }
 inline std::size_t matvec_bytes(const Matrix& m) {
-  if (is_flat(m)) return steps_offset(m) + 2 * flat_step_bytes(m);
+  if (is_flat(m)) return flat_bytes(m);
   const bool any = width_of(m) == 0;
   return steps_offset(m) + static_cast<std::size_t>(any ? 0 : 2 * StepLayout(cut_of(m), scale_bits(m)).words()) * 4;
 }

@@ -42,25 +42,11 @@ struct Piece {
 };
 
 __host__ __device__ inline int scale_size(const Matrix& m) { return m.kind == quant::FormatKind::Mxfp4 ? 1 : m.scale_dtype == DType::F32 ? 4 : 2; }
-__host__ __device__ inline int bits_of(const Matrix& m) {
-  switch (m.kind) {
-    case quant::FormatKind::F32:
-      return 32;
-    case quant::FormatKind::F16:
-    case quant::FormatKind::BF16:
-      return 16;
-    case quant::FormatKind::Fp8:
-      return 8;
-    default:
-      return m.kind == quant::FormatKind::Mxfp4 ? 4 : m.bits;
-  }
-}
-
 __host__ __device__ inline Piece piece_of(const HeadArgs& a) {
   Piece p{};
   p.rows = a.inputs_first ? a.n_in : kRowOutputs;
   p.cols = a.inputs_first ? (a.n_out < kColumnOutputs ? a.n_out : kColumnOutputs) : a.n_in;
-  p.row_bytes = (p.cols * bits_of(a.w) + 7) / 8;
+  p.row_bytes = (p.cols * a.w.bits + 7) / 8;
   if (a.w.group > 0) p.scale_bytes = (p.cols + a.w.group - 1) / a.w.group * scale_size(a.w);
   const auto align = [](std::size_t n) { return (n + 15) / 16 * 16; };
   p.scales = align(static_cast<std::size_t>(p.rows) * static_cast<std::size_t>(p.row_bytes + kGap));
@@ -72,7 +58,7 @@ __host__ __device__ inline Piece piece_of(const HeadArgs& a) {
 // Whether a block's columns begin where groups and bytes do.
 bool may_stage(const HeadArgs& a) {
   if (a.n_out == 0 || a.n_in == 0 || piece_of(a).x > kMostStaged) return false;
-  return !a.inputs_first || a.n_out <= kColumnOutputs || (kColumnOutputs * bits_of(a.w) % 8 == 0 && (a.w.group == 0 || kColumnOutputs % a.w.group == 0));
+  return !a.inputs_first || a.n_out <= kColumnOutputs || (kColumnOutputs * a.w.bits % 8 == 0 && (a.w.group == 0 || kColumnOutputs % a.w.group == 0));
 }
 
 // Rows of `bytes` each, `from_stride` apart, to rows `to_stride` apart; sixteen bytes at a time where everything is aligned to that.
@@ -140,10 +126,10 @@ __global__ void __launch_bounds__(kStageThreads) head_stage_kernel(const __grid_
   const int head = blockIdx.y, outputs = a.inputs_first ? kColumnOutputs : kRowOutputs, o0 = blockIdx.x * outputs;
   const int row0 = a.inputs_first ? head * a.n_in : head * a.n_out + o0, col0 = a.inputs_first ? o0 : 0;
   const int n_rows = a.inputs_first ? a.n_in : min(kRowOutputs, a.n_out - o0), n_cols = a.inputs_first ? min(p.cols, a.n_out - o0) : a.n_in;
-  const int row_bytes = (n_cols * bits_of(a.w) + 7) / 8;
+  const int row_bytes = (n_cols * a.w.bits + 7) / 8;
   Matrix m = a.w;
   m.data = reinterpret_cast<const std::uint8_t*>(memory), m.row_bytes = p.row_bytes + kGap;
-  stage_rows(a.w.data + static_cast<std::size_t>(row0) * a.w.row_bytes + static_cast<std::size_t>(col0) * bits_of(a.w) / 8, a.w.row_bytes, memory, m.row_bytes, n_rows, row_bytes);
+  stage_rows(a.w.data + static_cast<std::size_t>(row0) * a.w.row_bytes + static_cast<std::size_t>(col0) * a.w.bits / 8, a.w.row_bytes, memory, m.row_bytes, n_rows, row_bytes);
   if (a.w.group > 0) {
     const int size = scale_size(a.w), at = groups_of(col0, a.w.group) * size, bytes = (n_cols + a.w.group - 1) / a.w.group * size;
     m.scales = reinterpret_cast<const std::uint8_t*>(memory + p.scales), m.scale_row_bytes = p.scale_bytes;
