@@ -11,6 +11,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -77,21 +78,37 @@ class Device {
   std::vector<std::byte> pattern_;
 };
 
-struct Weights {
-  Buffer data, scales, biases;
-  quant::MatrixView view;
-};
+// Matrices where a model has them: tensors lie behind each other in blocks, large ones have their own (store/trunk_store.cpp).
+class Trunk {
+ public:
+  explicit Trunk(Device& device) : device_(device) {}
 
-Weights weights(Device& d, std::int64_t rows, std::int64_t cols) {
-  Weights w;
-  w.view.format = quant::Format::affine(4, 64, DType::BF16);
-  w.view.rows = rows, w.view.cols = cols;
-  w.data = d.bytes(static_cast<std::size_t>(rows) * w.view.row_bytes());
-  w.scales = d.bytes(static_cast<std::size_t>(rows) * w.view.scale_row_bytes());
-  w.biases = d.bytes(static_cast<std::size_t>(rows) * w.view.scale_row_bytes());
-  w.view.data = w.data.data(), w.view.scales = w.scales.data(), w.view.biases = w.biases.data();
-  return w;
-}
+  quant::MatrixView matrix(std::int64_t rows, std::int64_t cols) {
+    quant::MatrixView v;
+    v.format = quant::Format::affine(4, 64, DType::BF16);
+    v.rows = rows, v.cols = cols;
+    v.data = add(static_cast<std::size_t>(rows) * v.row_bytes());
+    v.scales = add(static_cast<std::size_t>(rows) * v.scale_row_bytes());
+    v.biases = add(static_cast<std::size_t>(rows) * v.scale_row_bytes());
+    return v;
+  }
+
+ private:
+  static constexpr std::size_t kBlockBytes = 16u << 20, kAlign = 64;
+
+  const std::byte* add(std::size_t bytes) {
+    if (bytes >= kBlockBytes) return buffers_.emplace_back(device_.bytes(bytes)).data();
+    bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+    if (bytes > free_bytes_) free_ = buffers_.emplace_back(device_.bytes(kBlockBytes)).data(), free_bytes_ = kBlockBytes;
+    free_bytes_ -= bytes;
+    return std::exchange(free_, free_ + bytes);
+  }
+
+  Device& device_;
+  std::vector<Buffer> buffers_;
+  const std::byte* free_ = nullptr;
+  std::size_t free_bytes_ = 0;
+};
 
 // A norm and n matvecs of its result.
 void matvec(Device& d, const std::vector<std::int64_t>& rows, std::int64_t cols) {
@@ -100,15 +117,14 @@ void matvec(Device& d, const std::vector<std::int64_t>& rows, std::int64_t cols)
   for (std::int64_t r : rows) all_rows += r, name += fmt::format("{}{}", r == rows.front() ? " " : "+", r);
   const double op_bytes = static_cast<double>(quant::Format::affine(4, 64, DType::BF16).matrix_bytes(static_cast<std::uint64_t>(all_rows), static_cast<std::uint64_t>(cols)));
   const int n = std::max(4, static_cast<int>(1.2e9 / op_bytes));
-  std::vector<Weights> matrices;
+  Trunk trunk(d);
   std::vector<std::vector<backend::MatMulPart>> parts(static_cast<std::size_t>(n));
   Buffer x = d.bytes(static_cast<std::size_t>(cols) * 4), factors = d.bytes(static_cast<std::size_t>(cols) * 4), normed = d.bytes(static_cast<std::size_t>(cols) * 4);
   Buffer y = d.bytes(static_cast<std::size_t>(all_rows) * 4);
   for (auto& p : parts) {
     std::int64_t at = 0;
     for (std::int64_t r : rows) {
-      matrices.push_back(weights(d, r, cols));
-      p.push_back({matrices.back().view, {}, view_f32(y.as<float>() + at, {1, r})});
+      p.push_back({trunk.matrix(r, cols), {}, view_f32(y.as<float>() + at, {1, r})});
       at += r;
     }
   }

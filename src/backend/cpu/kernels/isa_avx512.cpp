@@ -52,11 +52,13 @@ MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
 namespace {
 
-// Without VNNI bytes are multiplied by the instructions of AVX2: its table's fast kernels, and x8 in the order they want.
+// Without VNNI bytes are multiplied by the instructions of AVX2: its table's fast kernels, and x8 in the order they want. Without VBMI codes
+// are unpacked by them, too: its exact kernels of quantized formats.
 KernelTable with_byte_products() noexcept {
   KernelTable t = avx512::kTiledTable;
   if (const KernelTable* bytes = avx2_table()) {
     for (int i = 0; i < kFormatSlots; ++i) t.fast[i] = bytes->fast[i];
+    for (int i = 3; i <= 9; ++i) t.exact[i] = bytes->exact[i];
     t.quantize_row = bytes->quantize_row;
     t.token_tile = bytes->token_tile;
     t.interleave = bytes->interleave;

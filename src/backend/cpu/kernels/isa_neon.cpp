@@ -40,14 +40,21 @@ namespace moeflux::backend::cpu::neon {
 #include "backend/cpu/kernels/generic/attention_heads.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"
+#include "backend/cpu/kernels/generic/exact.inl"
 // clang-format on
+
+namespace {
+
+constexpr KernelTable kNeonTable = with_exact(kPanelTable);
+
+}  // namespace
 }  // namespace moeflux::backend::cpu::neon
 
 MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
 const KernelTable* neon_table() noexcept {
   constexpr unsigned long kHwcap = 16, kDotProduct = 1ul << 20;  // AT_HWCAP, HWCAP_ASIMDDP
-  return (getauxval(kHwcap) & kDotProduct) != 0 ? &neon::kPanelTable : nullptr;
+  return (getauxval(kHwcap) & kDotProduct) != 0 ? &neon::kNeonTable : nullptr;
 }
 }  // namespace moeflux::backend::cpu
 

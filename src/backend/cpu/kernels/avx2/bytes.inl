@@ -59,6 +59,28 @@ MOEFLUX_MATH void unpack_ordered32(const std::uint8_t* p, std::uint8_t* out) noe
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), ordered32<Bits>(p));
 }
 
+// 32 codes in the order of columns. even, odd: every second of them, sixteen each.
+MOEFLUX_MATH void interleaved_f32(__m128i even, __m128i odd, V16 (&out)[2]) noexcept {
+  const auto widen = [](__m128i x) { return V16{_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x)))}; };
+  out[0] = widen(_mm_unpacklo_epi8(even, odd));
+  out[1] = widen(_mm_unpackhi_epi8(even, odd));
+}
+template <int Bits>
+MOEFLUX_MATH void codes_f32(const std::uint8_t* p, V16 (&out)[2]) noexcept {
+  if constexpr (Bits == 4) {
+    const __m128i v = load128(p), mask = _mm_set1_epi8(15);
+    interleaved_f32(_mm_and_si128(v, mask), _mm_and_si128(_mm_srli_epi16(v, 4), mask), out);
+  } else {
+    const __m256i v = ordered32<Bits>(p);
+    interleaved_f32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1), out);
+  }
+}
+// e2m1: twice the values.
+MOEFLUX_MATH void e2m1_f32(const std::uint8_t* p, V16 (&out)[2]) noexcept {
+  const __m128i v = load128(p), mask = _mm_set1_epi8(15), twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+  interleaved_f32(_mm_shuffle_epi8(twice, _mm_and_si128(v, mask)), _mm_shuffle_epi8(twice, _mm_and_si128(_mm_srli_epi16(v, 4), mask)), out);
+}
+
 // e2m1 codes, one a byte -> twice their values, shifted.
 MOEFLUX_MATH __m256i e2m1_bytes(__m256i codes) noexcept {
   const __m128i lut = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);

@@ -13,23 +13,16 @@
 #include "backend/cpu/kernels/generic/attention_heads.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"
-#include "backend/cpu/kernels/avx2/exact.inl"
+#include "backend/cpu/kernels/generic/exact.inl"
 #include "backend/cpu/kernels/avx2/linear.inl"
 // clang-format on
 
 namespace {
 
 constexpr KernelTable avx2_kernels() {
-  KernelTable t = kPanelTable;
+  KernelTable t = with_exact(kPanelTable);
   t.fast[3] = matmul_nibbles<3>;
   t.fast[6] = matmul_nibbles<6>;
-  t.exact[0] = matmul_exact_rows<0>;
-  t.exact[1] = matmul_exact_rows<1>;
-  t.exact[2] = matmul_exact_rows<2>;
-  t.exact[3] = matmul_exact_rows<3>;
-  t.exact[6] = matmul_exact_rows<6>;
-  t.exact[9] = matmul_exact_rows<9>;
-  t.exact[10] = matmul_exact_rows<10>;
   return t;
 }
 constexpr KernelTable kAvx2Table = avx2_kernels();

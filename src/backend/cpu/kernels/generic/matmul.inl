@@ -128,11 +128,12 @@ MOEFLUX_MATH float* y_row(const MatMulBlock& b, std::int64_t t) noexcept {
   return b.y + (b.slots != nullptr ? b.slots[t] : t) * b.y_stride;
 }
 
-template <int Slot>
-void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+// decode(w, row, scratch): the row as f32.
+template <class Decode>
+MOEFLUX_MATH void matmul_decoded(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end, const Decode& decode) noexcept {
   const RowScratch s = split_scratch(b.scratch, b.w.cols);
   for (std::int64_t r = row_begin; r < row_end; ++r) {
-    decode_row_slot<Slot>(b.w, r, s);
+    decode(b.w, r, s);
     std::int64_t t = 0;
     for (; t + 4 <= b.n_tokens; t += 4) {
       float out[4];
@@ -145,6 +146,11 @@ void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
       y_row(b, t)[r] = b.bias != nullptr ? v + b.bias[r] : v;
     }
   }
+}
+
+template <int Slot>
+void matmul_exact(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  matmul_decoded(b, row_begin, row_end, [](const MatrixView& w, std::int64_t row, const RowScratch& s) noexcept { decode_row_slot<Slot>(w, row, s); });
 }
 
 template <int Slot>

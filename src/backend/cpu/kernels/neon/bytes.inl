@@ -26,40 +26,75 @@ MOEFLUX_MATH void order32(const std::uint8_t* in, std::uint8_t* out) noexcept {
   vst1q_u8(out + 16, vuzp2q_u8(a, b));
 }
 
-// 32 codes in x8 order, one a byte.
+// 32 codes, one a byte: every second of them, sixteen each.
+struct Codes {
+  uint8x16_t even, odd;
+};
 template <int Bits>
-MOEFLUX_MATH void unpack_ordered32(const std::uint8_t* p, std::uint8_t* out) noexcept {
-  using Codes = Codes32<Bits>;
+MOEFLUX_MATH Codes ordered32(const std::uint8_t* p) noexcept {
+  using Places = Codes32<Bits>;
   alignas(16) std::uint8_t few[16] = {};
-  if constexpr (Codes::kBytes < 16) std::memcpy(few, p, Codes::kBytes);
-  const uint8x16_t halves[2] = {vld1q_u8(Codes::kBytes < 16 ? few : p), vld1q_u8(Codes::kBytes < 16 ? few : p + Codes::base(1))};
-  for (int odd = 0; odd < 2; ++odd) {
+  if constexpr (Places::kBytes < 16) std::memcpy(few, p, Places::kBytes);
+  const uint8x16_t halves[2] = {vld1q_u8(Places::kBytes < 16 ? few : p), vld1q_u8(Places::kBytes < 16 ? few : p + Places::base(1))};
+  const auto every_second = [&](int odd) {
     uint8x8_t bytes[2];
     for (int half = 0; half < 2; ++half) {
       const uint16x8_t words = vreinterpretq_u16_u8(vqtbl1q_u8(halves[half], vld1q_u8(kCodes32<Bits>.pick[odd][half])));
       const int16x8_t right = vnegq_s16(vreinterpretq_s16_u16(vld1q_u16(kCodes32<Bits>.shift[odd][half])));
       bytes[half] = vmovn_u16(vandq_u16(vshlq_u16(words, right), vdupq_n_u16((1 << Bits) - 1)));
     }
-    vst1q_u8(out + 16 * odd, vcombine_u8(bytes[0], bytes[1]));
-  }
+    return vcombine_u8(bytes[0], bytes[1]);
+  };
+  return {every_second(0), every_second(1)};
+}
+// In x8 order.
+template <int Bits>
+MOEFLUX_MATH void unpack_ordered32(const std::uint8_t* p, std::uint8_t* out) noexcept {
+  const Codes n = ordered32<Bits>(p);
+  vst1q_u8(out, n.even);
+  vst1q_u8(out + 16, n.odd);
 }
 
-struct Nibbles {
-  uint8x16_t even, odd;
-};
 template <bool E2m1>
-MOEFLUX_MATH Nibbles nibbles32(const std::uint8_t* p) noexcept {
+MOEFLUX_MATH Codes nibbles32(const std::uint8_t* p) noexcept {
   const uint8x16_t v = vld1q_u8(p);
-  const Nibbles n{vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8(v, 4)};
+  const Codes n{vandq_u8(v, vdupq_n_u8(15)), vshrq_n_u8(v, 4)};
   if constexpr (!E2m1) return n;
   const std::uint8_t lut[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
   const uint8x16_t t = vld1q_u8(lut);
   return {vqtbl1q_u8(t, n.even), vqtbl1q_u8(t, n.odd)};
 }
 
+// 32 codes in the order of columns.
+MOEFLUX_MATH V16 bytes_f32(int8x16_t x) noexcept {
+  const int16x8_t a = vmovl_s8(vget_low_s8(x)), b = vmovl_s8(vget_high_s8(x));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(a))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(a))), vcvtq_f32_s32(vmovl_s16(vget_low_s16(b))),
+           vcvtq_f32_s32(vmovl_s16(vget_high_s16(b)))}};
+}
+MOEFLUX_MATH void interleaved_f32(uint8x16_t even, uint8x16_t odd, V16 (&out)[2]) noexcept {
+  out[0] = bytes_f32(vreinterpretq_s8_u8(vzip1q_u8(even, odd)));
+  out[1] = bytes_f32(vreinterpretq_s8_u8(vzip2q_u8(even, odd)));
+}
+template <int Bits>
+MOEFLUX_MATH void codes_f32(const std::uint8_t* p, V16 (&out)[2]) noexcept {
+  Codes n;
+  if constexpr (Bits == 4)
+    n = nibbles32<false>(p);
+  else
+    n = ordered32<Bits>(p);
+  interleaved_f32(n.even, n.odd, out);
+}
+// e2m1: twice the values.
+MOEFLUX_MATH void e2m1_f32(const std::uint8_t* p, V16 (&out)[2]) noexcept {
+  const std::int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  const uint8x16_t twice = vreinterpretq_u8_s8(vld1q_s8(values));
+  const Codes n = nibbles32<false>(p);
+  interleaved_f32(vqtbl1q_u8(twice, n.even), vqtbl1q_u8(twice, n.odd), out);
+}
+
 template <bool E2m1>
 MOEFLUX_MATH void unpack_nibbles32(const std::uint8_t* p, std::uint8_t* out) noexcept {
-  const Nibbles n = nibbles32<E2m1>(p);
+  const Codes n = nibbles32<E2m1>(p);
   vst1q_u8(out, n.even);
   vst1q_u8(out + 16, n.odd);
 }
@@ -114,7 +149,7 @@ MOEFLUX_MATH Partial row_dot(const std::uint8_t* codes, const std::int8_t* x8, i
   int32x4_t s = vdupq_n_s32(0);
   for (int i = 0; i < n; i += 32) {
     if constexpr (Slot == 3 || Slot == 6) {
-      const Nibbles c = nibbles32<Slot == 3>(codes + i / 2);
+      const Codes c = nibbles32<Slot == 3>(codes + i / 2);
       s = vdotq_s32(s, vreinterpretq_s8_u8(c.even), vld1q_s8(x8 + i));
       s = vdotq_s32(s, vreinterpretq_s8_u8(c.odd), vld1q_s8(x8 + i + 16));
     } else {
