@@ -64,7 +64,7 @@ void run(const EngineOptions& options, std::int64_t n_prompt, std::int64_t n_dec
   io::RegionAllocator memory;
   const auto cpu = backend::make_cpu_backend({options.n_threads, options.isa, &memory});
   TimingBackend timing(*cpu);
-  const model::Model model(parsed.spec, binding, folder, timing, {});
+  const model::Model model(parsed.spec, binding, folder, timing, {}, engine::use_bands(options, timing));
   const engine::ExpertSetup experts = engine::make_expert_store(options, parsed.spec, binding, folder, timing);
   fmt::print("{}, loaded in {:.2f} s\n", cpu->name(), seconds_since(start));
 

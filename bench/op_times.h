@@ -31,6 +31,7 @@ class TimingBackend final : public backend::Backend {
   void synchronize(backend::Stream& s) override { inner_.synchronize(s); }
   Allocator& allocator() noexcept override { return inner_.allocator(); }
   Copier& copier() noexcept override { return inner_.copier(); }
+  bool wants_bands() const noexcept override { return inner_.wants_bands(); }
 
   // By op and shape since the last call.
   std::map<std::string, OpTime> take() { return std::exchange(times_, {}); }

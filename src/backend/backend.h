@@ -33,6 +33,9 @@ class Backend {
   virtual Copier& copier() noexcept = 0;
   virtual Allocator& pinned_allocator() noexcept { return allocator(); }  // host memory that copies to allocator()'s fastest
 
+  // Whether fast matmuls take matrices in Order::Bands and are faster for it. Nothing else may be given those.
+  virtual bool wants_bands() const noexcept { return false; }
+
   // Whether ops may read experts in pinned_allocator()'s memory (RoutedFfn::host_offset).
   virtual bool reads_pinned() const noexcept { return false; }
 

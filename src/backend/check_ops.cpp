@@ -6,6 +6,7 @@
 #include "backend/ops.h"
 #include "backend/view_walk.h"
 #include "core/error.h"
+#include "quant/bands.h"
 
 namespace moeflux::backend {
 namespace {
@@ -66,7 +67,8 @@ class Checker {
     require(v.count() == 0 || v.contiguous(), name, "{} is not contiguous", v);
   }
 
-  void matrix(const char* name, const quant::MatrixView& m, std::int64_t rows, std::int64_t cols) const {
+  // Bands are for fast matmuls alone.
+  void matrix(const char* name, const quant::MatrixView& m, std::int64_t rows, std::int64_t cols, Precision precision = Precision::Exact) const {
     require(m.rows == rows && m.cols == cols && rows >= 0 && cols >= 1, name,
             "expected [{}, {}], found [{}, {}]", rows, cols, m.rows, m.cols);
     const quant::Format& f = m.format;
@@ -76,6 +78,10 @@ class Checker {
             cols, f);
     if (rows == 0) return;
     require(m.data != nullptr, name, "no data");
+    if (m.order == quant::Order::Bands) {
+      require(precision == Precision::Fast && quant::has_bands(f, rows, cols), name, "{} [{}, {}] in bands", f, rows, cols);
+      return;
+    }
     require(!f.quantized() || m.scales != nullptr, name, "{} without scales", f);
     require(!f.has_biases() || m.biases != nullptr, name, "{} without biases", f);
   }
@@ -209,7 +215,7 @@ void check(const MatMul& op) {
   c.rank("x", op.x, 2);
   check_like(c, "x", op.x, op.x);
   for (const MatMulPart& part : op.parts) {
-    c.matrix("w", part.w, part.w.rows, op.x.dim(1));
+    c.matrix("w", part.w, part.w.rows, op.x.dim(1), op.precision);
     if (!part.bias.empty()) c.tensor("bias", part.bias, {part.w.rows});
     c.tensor("y", part.y, {op.x.dim(0), part.w.rows});
     c.distinct("y", part.y, "x", op.x);
@@ -332,9 +338,9 @@ void check(const ExpertFfn& op) {
   for (const ExpertWork& work : op.works) {
     const FfnMatrices& m = work.m;
     const std::int64_t inner = m.gate.rows;
-    c.matrix("gate", m.gate, inner, width);
-    c.matrix("up", m.up, inner, width);
-    c.matrix("down", m.down, width, inner);
+    c.matrix("gate", m.gate, inner, width, op.precision);
+    c.matrix("up", m.up, inner, width, op.precision);
+    c.matrix("down", m.down, width, inner, op.precision);
     if (!m.gate_bias.empty()) c.tensor("gate_bias", m.gate_bias, {inner});
     if (!m.up_bias.empty()) c.tensor("up_bias", m.up_bias, {inner});
     if (!m.down_bias.empty()) c.tensor("down_bias", m.down_bias, {width});

@@ -32,6 +32,7 @@ class TraceBackend final : public Backend {
   void synchronize(Stream& stream) override;
   Allocator& allocator() noexcept override;
   Copier& copier() noexcept override;
+  bool wants_bands() const noexcept override { return inner_.wants_bands(); }
 
  protected:
 #define MOEFLUX_TRACE_OP(Op) void execute(Stream& stream, const Op& op) override;

@@ -96,7 +96,7 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
   engine::BackendSetup chosen = engine::make_backend(options, parsed.spec, binding, impl->host_memory);
   if (!chosen.note.empty()) impl->log(LogLevel::Info, chosen.note);
   impl->backend = std::move(chosen.backend);
-  impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress);
+  impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress, engine::use_bands(options, *impl->backend));
   engine::ExpertSetup experts = chosen.on_device ? engine::make_device_experts(options, parsed.spec, binding, folder, *impl->backend, chosen.device_bytes)
                                                  : engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
   impl->experts = std::move(experts.store);

@@ -42,6 +42,10 @@ std::unique_ptr<io::AsyncReader> make_model_reader(const format::ModelFolder& fo
   return io::make_reader(weight_files(folder), regions, r);
 }
 
+bool use_bands(const EngineOptions& options, const backend::Backend& backend) noexcept {
+  return options.precision == Precision::Fast && backend.wants_bands();
+}
+
 ExpertSetup make_expert_store(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
                               const format::ModelFolder& folder, backend::Backend& backend) {
   const std::uint64_t used = io::process_memory().resident;
@@ -50,7 +54,8 @@ ExpertSetup make_expert_store(const EngineOptions& options, const model::ModelSp
   const MemorySplit& m = setup.memory;
   require_enough(m);
   if (m.all_in_memory) {
-    setup.store = std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress);
+    setup.store = std::make_unique<store::ResidentStore>(binding.experts, folder, backend.allocator(), backend.copier(), options.progress,
+                                                         use_bands(options, backend));
     setup.description = fmt::format("all {} experts in memory", m.n_experts);
     return setup;
   }

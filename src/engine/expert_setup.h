@@ -29,6 +29,9 @@ struct ExpertSetup {
 ExpertSetup make_expert_store(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding,
                               const format::ModelFolder& folder, backend::Backend& backend);
 
+// Whether matrices are brought into bands when they are loaded (quant/bands.h).
+bool use_bands(const EngineOptions& options, const backend::Backend& backend) noexcept;
+
 // The files that hold weights, in the order extents count them.
 std::vector<std::filesystem::path> weight_files(const format::ModelFolder& folder);
 io::ReaderKind reader_kind(IoKind kind);

@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include <type_traits>
 #include <utility>
 
 namespace moeflux::model {
@@ -7,8 +8,19 @@ namespace {
 
 struct Loader {
   store::TrunkStore& trunk;
+  bool bands;
   quant::MatrixView operator()(const store::MatrixSource& s) const { return trunk.load(s); }
   TensorView operator()(const store::VectorSource& s) const { return trunk.load(s); }
+  // All of one of the structs of model/tensors.h.
+  template <class Tensors>
+  auto all(const Tensors& t) const {
+    return t.map([&](const auto& s) {
+      if constexpr (std::is_same_v<decltype(s), const store::MatrixSource&>)
+        return trunk.load(s, bands && matmul_only(t, s));
+      else
+        return trunk.load(s);
+    });
+  }
 };
 
 const RopeSpec* rope_of(const LayerSpec& layer) {
@@ -19,21 +31,21 @@ const RopeSpec* rope_of(const LayerSpec& layer) {
 
 }  // namespace
 
-Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress)
+Model::Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress, bool bands)
     : spec_(std::move(spec)), trunk_(folder, backend.allocator(), backend.copier()) {
   binding.require_complete(folder);
-  const Loader load{trunk_};
+  const Loader load{trunk_, bands};
   const ModelSources& from = binding.sources;
   weights_.embed = load(from.embed);
-  weights_.head = load(from.head);
+  weights_.head = trunk_.load(from.head, bands);
   weights_.final_norm = load(from.final_norm);
   for (std::size_t l = 0; l < spec_.layers.size(); ++l) {
     const auto& source = from.layers[l];
     LayerWeights& w = weights_.layers.emplace_back();
     w.input_norm = load(source.input_norm);
     w.post_norm = load(source.post_norm);
-    std::visit([&](const auto& t) { w.mixer = t.map(load); }, source.mixer);
-    std::visit([&](const auto& t) { w.ffn = t.map(load); }, source.ffn);
+    std::visit([&](const auto& t) { w.mixer = load.all(t); }, source.mixer);
+    std::visit([&](const auto& t) { w.ffn = load.all(t); }, source.ffn);
     RopeWeights& rope = ropes_.emplace_back();
     if (const RopeSpec* r = rope_of(spec_.layers[l])) rope = {trunk_.load(std::span<const float>(r->inv_freq)), r->style, r->magnitude};
   }

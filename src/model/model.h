@@ -28,8 +28,9 @@ struct ForwardHooks {
 
 class Model {
  public:
-  // Reads the trunk. `folder` is needed only here; the backend must outlive the model.
-  Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress);
+  // Reads the trunk. `folder` is needed only here; the backend must outlive the model. `bands`: matrices may be brought into bands; only a
+  // backend that wants_bands(), in precision fast, can compute with them.
+  Model(ModelSpec spec, const Binding& binding, const format::ModelFolder& folder, backend::Backend& backend, const ProgressSink& progress, bool bands = false);
 
   const ModelSpec& spec() const noexcept { return spec_; }
   std::uint64_t trunk_bytes() const noexcept { return trunk_.bytes(); }

@@ -11,7 +11,7 @@
 
 namespace moeflux::model {
 
-// M is a matrix, V a vector. map(f) gives the same struct with f applied to every member.
+// M is a matrix, V a vector. map(f) gives the same struct with f applied to every member; for matmul_only(matrix) see below.
 template <class M, class V>
 struct GqaTensors {
   M q, k, v, o;
@@ -41,6 +41,7 @@ struct MlaTensors {
     using R = MlaTensors<decltype(f(q)), decltype(f(kv_norm))>;
     return R{f(q_a), f(q), f(kv_a), f(k_b), f(embed_q), f(v_b), f(o), f(q_norm), f(kv_norm)};
   }
+  bool matmul_only(const M& m) const noexcept { return &m != &k_b && &m != &embed_q && &m != &v_b; }
 };
 
 template <class M, class V>
@@ -78,7 +79,16 @@ struct MoeTensors {
     using R = MoeTensors<decltype(f(router)), decltype(f(std::declval<const V&>()))>;
     return R{f(router), f(shared_gate), shared.map(f), f(router_bias), f(select_bias)};
   }
+  bool matmul_only(const M& m) const noexcept { return &m != &router && &m != &shared_gate; }
 };
+
+// Whether a matrix of the struct meets nothing but matmuls of the model's own precision: those may have it in any order
+// (quant::Order). Others are read by rows, or in exact precision whatever the model's is.
+template <class Tensors, class M>
+bool matmul_only(const Tensors& tensors, const M& m) noexcept {
+  if constexpr (requires { tensors.matmul_only(m); }) return tensors.matmul_only(m);
+  return true;
+}
 
 template <class M, class V>
 struct LayerTensors {

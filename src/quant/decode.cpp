@@ -30,6 +30,7 @@ void unpack_any(int bits, const std::uint8_t* p, std::int64_t n, std::uint8_t* o
 }
 
 std::vector<std::uint8_t> raw_codes(const MatrixView& m, std::int64_t row) {
+  if (m.order != Order::Rows) fail(ErrorCode::Internal, "a row of {} in bands is not decoded", m.format.name());
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(m.cols));
   const auto* p = reinterpret_cast<const std::uint8_t*>(m.data) + static_cast<std::uint64_t>(row) * m.row_bytes();
   unpack_any(m.format.bits, p, m.cols, codes.data());

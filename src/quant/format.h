@@ -60,14 +60,21 @@ struct Format {
   static Format affine(std::int64_t bits, std::int64_t group, DType scale_dtype);
 };
 
+// How the rows of a matrix lie in memory.
+enum class Order : std::uint8_t {
+  Rows,   // one after another, scales and biases apart: as files have them
+  Bands,  // sixteen side by side, scales and biases among them (quant/bands.h): one ascending stream for kernels that compute sixteen
+};
+
 // A matrix W[rows, cols] (rows = outputs) in some format; y = W x. Whoever made the view keeps the memory.
 struct MatrixView {
   Format format;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  const std::byte* data = nullptr;    // codes or plain values, rows * row_bytes
-  const std::byte* scales = nullptr;  // quantized formats
-  const std::byte* biases = nullptr;  // affine
+  const std::byte* data = nullptr;    // codes or plain values, rows * row_bytes; bands: everything
+  const std::byte* scales = nullptr;  // quantized formats; bands: null
+  const std::byte* biases = nullptr;  // affine; bands: null
+  Order order = Order::Rows;
 
   bool empty() const noexcept { return data == nullptr; }
   std::uint64_t row_bytes() const noexcept { return format.row_bytes(static_cast<std::uint64_t>(cols)); }
@@ -75,7 +82,7 @@ struct MatrixView {
   std::uint64_t bytes() const noexcept {
     return format.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols));
   }
-  // Rows [begin, begin + n).
+  // Rows [begin, begin + n); order Rows.
   MatrixView slice_rows(std::int64_t begin, std::int64_t n) const noexcept;
 };
 

@@ -134,12 +134,14 @@ class Load {
       if (part.bytes == 0) continue;
       const std::span<const std::byte> data(bytes + (part.offset - b.offset), part.bytes);
       const bool whole = part.bytes == reads_[i].source.bytes;
-      if (reads_[i].check && whole && !reads_[i].check->passes(data)) {
+      const bool damaged = reads_[i].check && whole && !reads_[i].check->passes(data);
+      if (damaged)
         load_again(reads_[i]);
-        continue;
-      }
-      copier_.to_device(reads_[i].to + (part.offset - reads_[i].source.offset), data.data(), data.size());
-      if (reads_[i].check && !whole && completed(i, part.bytes) && !passes(reads_[i])) load_again(reads_[i]);
+      else
+        copier_.to_device(reads_[i].to + (part.offset - reads_[i].source.offset), data.data(), data.size());
+      if (!whole && !completed(i, part.bytes)) continue;
+      if (reads_[i].check && !whole && !passes(reads_[i])) load_again(reads_[i]);
+      if (hooks_.arrived) hooks_.arrived(reads_[i].id);
     }
     const std::lock_guard lock(mutex_);
     free_.push_back(window);

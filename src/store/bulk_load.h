@@ -24,6 +24,7 @@ struct BulkRead {
 
 struct BulkHooks {
   std::function<void(std::uint64_t bytes)> progress;         // bytes done so far, on the calling thread; may be empty
+  std::function<void(std::uint64_t id)> arrived;             // a read is in place and checked; any thread; may be empty
   std::function<std::string(std::uint64_t id)> describe;     // "layer 3, expert 7: ", to begin a message with; any thread; may be empty
 };
 

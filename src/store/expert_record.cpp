@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "quant/bands.h"
 
 namespace moeflux::store {
 namespace {
@@ -35,7 +36,9 @@ quant::MatrixView view_matrix(const RecordMatrix& m, const std::byte* record) no
   v.format = m.format;
   v.rows = m.rows;
   v.cols = m.cols;
+  v.order = m.order;
   v.data = record + m.data_at;
+  if (m.order == quant::Order::Bands) return v;
   if (m.format.quantized()) v.scales = record + m.scales_at;
   if (m.format.has_biases()) v.biases = record + m.biases_at;
   return v;
@@ -60,6 +63,17 @@ RecordLayout RecordLayout::plan(const RecordMatrix& gate, const RecordMatrix& up
 ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept {
   return {view_matrix(layout.gate, record),      view_matrix(layout.up, record),      view_matrix(layout.down, record),
           view_vector(layout.gate_bias, record), view_vector(layout.up_bias, record), view_vector(layout.down_bias, record)};
+}
+
+RecordLayout with_bands(RecordLayout layout) noexcept {
+  for (RecordMatrix* m : {&layout.gate, &layout.up, &layout.down})
+    if (quant::has_bands(m->format, m->rows, m->cols)) m->order = quant::Order::Bands;
+  return layout;
+}
+
+void to_bands(const RecordLayout& layout, std::byte* record) {
+  for (const RecordMatrix* m : {&layout.gate, &layout.up, &layout.down})
+    if (quant::has_bands(m->format, m->rows, m->cols)) quant::to_bands(view_matrix(*m, record), record + m->data_at);
 }
 
 void place_piece(const RecordPiece& piece, std::span<const std::byte> source, std::span<std::byte> record) {

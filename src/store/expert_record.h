@@ -28,6 +28,7 @@ struct RecordMatrix {
   quant::Format format;
   std::int64_t rows = 0, cols = 0;
   std::uint64_t data_at = 0, scales_at = 0, biases_at = 0;  // offsets in the record
+  quant::Order order = quant::Order::Rows;                  // bands: all of it from data_at on
 
   std::uint64_t data_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.row_bytes(static_cast<std::uint64_t>(cols)); }
   std::uint64_t scale_bytes() const noexcept { return static_cast<std::uint64_t>(rows) * format.scale_row_bytes(static_cast<std::uint64_t>(cols)); }
@@ -97,6 +98,11 @@ struct ExpertView {
 };
 
 ExpertView view_record(const RecordLayout& layout, const std::byte* record) noexcept;
+
+// The layout of the same records once to_bands() has brought what has bands into them.
+RecordLayout with_bands(RecordLayout layout) noexcept;
+// `layout` is that of `record` as it was read.
+void to_bands(const RecordLayout& layout, std::byte* record);
 
 // Checks what only the data can tell: an MXFP4 scale of 255 has no value. InvalidModel naming `what`.
 void check_scales(const quant::MatrixView& matrix, std::string_view what);

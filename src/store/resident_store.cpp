@@ -1,6 +1,8 @@
 #include "store/resident_store.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
 #include "core/error.h"
 #include "store/bulk_load.h"
@@ -51,8 +53,28 @@ bool has_checks(const RecordLayout& l) {
 
 }  // namespace
 
+// Counts the pieces of each record that are in place; the last one brings the record into bands. Any thread.
+class ResidentStore::Arrivals {
+ public:
+  Arrivals(ResidentStore& store, const ExpertCatalog& catalog, bool bands) : store_(store), catalog_(catalog) {
+    if (!bands) return;
+    for (const ExpertLayer& l : catalog.layers)
+      left_.emplace_back(std::make_unique<std::atomic<std::size_t>[]>(static_cast<std::size_t>(l.n_experts)));
+    for (std::size_t l = 0; l < left_.size(); ++l)
+      for (std::int64_t e = 0; e < catalog.layers[l].n_experts; ++e) left_[l][static_cast<std::size_t>(e)] = catalog.layers[l].pieces_per_expert;
+  }
+  void arrived(std::uint64_t layer, std::uint64_t expert) {
+    if (!left_.empty() && left_[layer][expert].fetch_sub(1) == 1) to_bands(catalog_.layers[layer].layout, store_.record(layer, expert));
+  }
+
+ private:
+  ResidentStore& store_;
+  const ExpertCatalog& catalog_;
+  std::vector<std::unique_ptr<std::atomic<std::size_t>[]>> left_;  // [layers][experts]; empty: nothing is brought anywhere
+};
+
 ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator,
-                             Copier& copier, const ProgressSink& progress) {
+                             Copier& copier, const ProgressSink& progress, bool bands) {
   for (const ExpertLayer& source : catalog.layers) {
     Layer& layer = layers_.emplace_back();
     if (source.n_experts == 0) continue;
@@ -68,35 +90,42 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
     last = done;
     progress("experts", done, total);
   };
-  load_direct_pieces(catalog, folder, copier, report);
-  load_the_rest(catalog, folder, copier);
+  Arrivals arrivals(*this, catalog, bands);
+  load_direct_pieces(catalog, folder, copier, arrivals, report);
+  load_the_rest(catalog, folder, copier, arrivals);
+  if (bands)
+    for (Layer& l : layers_) l.layout = with_bands(l.layout);
   report(total);  // records are a little larger than what was read
 }
 
-void ResidentStore::load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier,
+void ResidentStore::load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, Arrivals& arrivals,
                                        const std::function<void(std::uint64_t)>& progress) {
   std::vector<BulkRead> reads;
   for (std::size_t l = 0; l < layers_.size(); ++l)
     for (std::int64_t e = 0; e < layers_[l].n_experts; ++e)
       for (const RecordPiece& p : catalog.layers[l].expert(ExpertIdx(static_cast<std::int32_t>(e))))
         if (p.direct())
-          reads.push_back({p.source, layers_[l].records.data() + static_cast<std::uint64_t>(e) * layers_[l].layout.bytes + p.record_offset,
+          reads.push_back({p.source, record(l, static_cast<std::uint64_t>(e)) + p.record_offset,
                            static_cast<std::uint64_t>(l) << 32 | static_cast<std::uint64_t>(e), catalog.layers[l].check(ExpertIdx(static_cast<std::int32_t>(e)))});
   BulkHooks hooks;
   hooks.progress = progress;
+  hooks.arrived = [&](std::uint64_t id) { arrivals.arrived(id >> 32, id & 0xffffffffu); };
   hooks.describe = [](std::uint64_t id) { return expert_text(id >> 32, id & 0xffffffffu); };
   bulk_load(folder, reads, copier, hooks);
 }
 
 // What needs more than copying: transforms, and scales whose values must be looked at.
-void ResidentStore::load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier) {
+void ResidentStore::load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, Arrivals& arrivals) {
   std::vector<std::byte> source, staging;
   for (std::size_t l = 0; l < layers_.size(); ++l)
     for (std::int64_t e = 0; e < layers_[l].n_experts; ++e) {
-      std::byte* const record = layers_[l].records.data() + static_cast<std::uint64_t>(e) * layers_[l].layout.bytes;
+      const auto pieces = catalog.layers[l].expert(ExpertIdx(static_cast<std::int32_t>(e)));
+      std::byte* const to = record(l, static_cast<std::uint64_t>(e));
       try {
-        load_changed_pieces(catalog.layers[l].expert(ExpertIdx(static_cast<std::int32_t>(e))), folder, copier, record, source, staging);
-        if (has_checks(layers_[l].layout)) check_record(layers_[l].layout, copier, record, staging);
+        load_changed_pieces(pieces, folder, copier, to, source, staging);
+        if (has_checks(layers_[l].layout)) check_record(layers_[l].layout, copier, to, staging);
+        for (const RecordPiece& p : pieces)
+          if (!p.direct()) arrivals.arrived(l, static_cast<std::uint64_t>(e));
       } catch (const Error& error) {
         fail(error.code(), "{}{}", expert_text(l, static_cast<std::uint64_t>(e)), error.what());
       }

@@ -13,10 +13,11 @@ namespace moeflux::store {
 
 class ResidentStore final : public ExpertStore {
  public:
-  // Reads all experts of the catalog. The folder is needed only here; allocator and copier must outlive the store.
+  // Reads all experts of the catalog. The folder is needed only here; allocator and copier must outlive the store. `bands`: what has
+  // bands is brought into them (the allocator's memory is the host's).
   // Throws Io and InvalidModel (a damaged record of a pack) with file, layer and expert; OutOfMemory.
   ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator, Copier& copier,
-                const ProgressSink& progress);
+                const ProgressSink& progress, bool bands = false);
 
   void visit(LayerIdx, std::span<const ExpertIdx>, std::span<const std::uint32_t>, std::uint32_t) noexcept override {}
   void hint(LayerIdx, std::span<const ExpertIdx>, float) noexcept override {}
@@ -48,8 +49,11 @@ class ResidentStore final : public ExpertStore {
     std::vector<ExpertIdx> experts;
   };
 
-  void load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, const std::function<void(std::uint64_t)>& progress);
-  void load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier);
+  class Arrivals;
+  void load_direct_pieces(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, Arrivals& arrivals,
+                          const std::function<void(std::uint64_t)>& progress);
+  void load_the_rest(const ExpertCatalog& catalog, const format::ModelFolder& folder, Copier& copier, Arrivals& arrivals);
+  std::byte* record(std::size_t layer, std::uint64_t expert) noexcept { return layers_[layer].records.data() + expert * layers_[layer].layout.bytes; }
 
   std::vector<Layer> layers_;
   std::size_t max_experts_ = 0;

@@ -5,6 +5,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "quant/bands.h"
 #include "quant/decode.h"
 #include "store/expert_record.h"
 #include "store/piece_transform.h"
@@ -18,8 +19,7 @@ constexpr std::uint64_t kBlockBytes = 16u << 20;
 
 }  // namespace
 
-std::byte* TrunkStore::add(std::uint64_t bytes) {
-  bytes_ += bytes;
+std::byte* TrunkStore::take(std::uint64_t bytes) {
   if (bytes >= kBlockBytes) {
     buffers_.push_back(allocator_.allocate(bytes, kTensorAlign));
     return buffers_.back().data();
@@ -34,6 +34,25 @@ std::byte* TrunkStore::add(std::uint64_t bytes) {
   return std::exchange(free_, free_ + room);
 }
 
+TrunkStore::Coming& TrunkStore::add(const MatrixSource& s, bool bands) {
+  Coming& c = coming_.emplace_back();
+  quant::MatrixView& v = c.view;
+  v.format = s.format;
+  v.rows = s.rows;
+  v.cols = s.cols;
+  const std::uint64_t codes = round_up(static_cast<std::uint64_t>(s.rows) * v.row_bytes(), kTensorAlign);
+  const std::uint64_t scales = round_up(static_cast<std::uint64_t>(s.rows) * v.scale_row_bytes(), kTensorAlign);
+  c.memory = take(codes + scales * (s.format.has_biases() ? 2 : 1));
+  c.bands = bands && quant::has_bands(s.format, s.rows, s.cols);
+  v.data = c.memory;
+  if (s.format.quantized()) v.scales = c.memory + codes;
+  if (s.format.has_biases()) v.biases = c.memory + codes + scales;
+  bytes_ += s.bytes();
+  return c;
+}
+
+quant::MatrixView TrunkStore::finished(Coming& c) { return c.bands ? quant::to_bands(c.view, c.memory) : c.view; }
+
 std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, const std::string& name) const {
   std::vector<std::byte> out(extent.bytes);
   const Digest* want = folder_.digest(extent);
@@ -45,8 +64,8 @@ std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, cons
        extent.bytes, kDamaged);
 }
 
-const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s) {
-  std::byte* const to = add(static_cast<std::uint64_t>(s.rows) * row_bytes);
+void TrunkStore::load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& s, const std::byte* dest, Coming& coming) {
+  std::byte* const to = coming.memory + (dest - coming.memory);
   const Digest* want = folder_.digest(extent);
   // A checksum is that of the whole tensor: where only some rows are wanted, all are read at once.
   const std::vector<std::byte> whole = want != nullptr && !s.runs.empty() ? read_whole(extent, s.name) : std::vector<std::byte>();
@@ -54,15 +73,16 @@ const std::byte* TrunkStore::load_rows(const format::Extent& extent, std::uint64
   const auto copy = [&](std::uint64_t offset, std::uint64_t n) {
     if (!whole.empty())
       copier_.to_device(to + at, whole.data() + offset, n);
-    else
-      put_off_.push_back({{extent.file, extent.offset + offset, n}, to + at, names_.size(), want == nullptr ? std::nullopt : std::optional(RecordCheck{*want, 0})});
+    else if (n > 0) {
+      put_off_.push_back({{extent.file, extent.offset + offset, n}, to + at, put_off_for_.size(), want == nullptr ? std::nullopt : std::optional(RecordCheck{*want, 0})});
+      ++coming.n_reads;
+    }
     at += n;
   };
   if (s.runs.empty()) copy(0, extent.bytes);
   for (const MatrixSource::RowRun& run : s.runs)
     copy(static_cast<std::uint64_t>(run.begin) * row_bytes, static_cast<std::uint64_t>(run.n) * row_bytes);
-  names_.push_back(s.name);
-  return to;
+  put_off_for_.emplace_back(s.name, &coming);
 }
 
 // The wanted rows one after another; a stored row may stand for several.
@@ -80,10 +100,8 @@ std::vector<std::byte> TrunkStore::read_rows(const format::Extent& extent, std::
   return out;
 }
 
-const std::byte* TrunkStore::upload(std::span<const std::byte> bytes) {
-  std::byte* const to = add(bytes.size());
-  copier_.to_device(to, bytes.data(), bytes.size());
-  return to;
+void TrunkStore::upload(const std::byte* to, std::span<const std::byte> bytes) {
+  if (!bytes.empty()) copier_.to_device(const_cast<std::byte*>(to), bytes.data(), bytes.size());
 }
 
 namespace {
@@ -105,11 +123,7 @@ std::vector<std::byte> as_f32(std::span<const std::byte> values, DType dtype) {
 
 }  // namespace
 
-quant::MatrixView TrunkStore::load_changed(const MatrixSource& s) {
-  quant::MatrixView v;
-  v.format = s.format;
-  v.rows = s.rows;
-  v.cols = s.cols;
+void TrunkStore::load_changed(const MatrixSource& s, const quant::MatrixView& v) {
   const std::vector<std::byte> data = read_rows(s.data, v.row_bytes(), s, 1);
   std::vector<std::byte> scales, biases;
   if (s.format.quantized()) {
@@ -120,24 +134,24 @@ quant::MatrixView TrunkStore::load_changed(const MatrixSource& s) {
   }
   if (s.format.has_biases())
     biases = s.bias_per_scale != 0.0f ? times(scales, s.format.scale_dtype, s.bias_per_scale) : read_rows(s.biases, v.scale_row_bytes(), s, 1);
-  v.data = upload(data);
-  if (!scales.empty()) v.scales = upload(scales);
-  if (!biases.empty()) v.biases = upload(biases);
-  return v;
+  upload(v.data, data);
+  upload(v.scales, scales);
+  upload(v.biases, biases);
 }
 
-quant::MatrixView TrunkStore::load(const MatrixSource& s) {
+quant::MatrixView TrunkStore::load(const MatrixSource& s, bool bands) {
   if (s.rows == 0) return {};
-  if (s.rows_per_scale > 1 || s.bias_per_scale != 0.0f) return load_changed(s);
-  quant::MatrixView v;
-  v.format = s.format;
-  v.rows = s.rows;
-  v.cols = s.cols;
-  v.data = load_rows(s.data, v.row_bytes(), s);
-  if (s.format.quantized()) v.scales = load_rows(s.scales, v.scale_row_bytes(), s);
-  if (s.format.has_biases()) v.biases = load_rows(s.biases, v.scale_row_bytes(), s);
-  if (s.format.kind == quant::FormatKind::Mxfp4) to_check_.emplace_back(v, s.name);
-  return v;
+  Coming& c = add(s, bands);
+  if (s.rows_per_scale > 1 || s.bias_per_scale != 0.0f) {
+    load_changed(s, c.view);
+    return finished(c);
+  }
+  load_rows(s.data, c.view.row_bytes(), s, c.view.data, c);
+  if (s.format.quantized()) load_rows(s.scales, c.view.scale_row_bytes(), s, c.view.scales, c);
+  if (s.format.has_biases()) load_rows(s.biases, c.view.scale_row_bytes(), s, c.view.biases, c);
+  if (s.format.kind == quant::FormatKind::Mxfp4) to_check_.emplace_back(c.view, s.name);
+  if (c.n_reads == 0) return finished(c);  // all of it was small or checked as a whole
+  return c.bands ? quant::as_bands(c.view) : c.view;
 }
 
 void TrunkStore::finish(const std::function<void(std::uint64_t)>& progress) {
@@ -145,10 +159,15 @@ void TrunkStore::finish(const std::function<void(std::uint64_t)>& progress) {
   for (const BulkRead& r : put_off_) missing += r.source.bytes;
   BulkHooks hooks;
   if (progress) hooks.progress = [&](std::uint64_t done) { progress(bytes_ - missing + done); };
-  hooks.describe = [&](std::uint64_t id) { return fmt::format("tensor {}: ", names_[id]); };
+  hooks.arrived = [&](std::uint64_t id) {
+    Coming& c = *put_off_for_[id].second;
+    if (c.n_reads.fetch_sub(1) == 1) finished(c);
+  };
+  hooks.describe = [&](std::uint64_t id) { return fmt::format("tensor {}: ", put_off_for_[id].first); };
   bulk_load(folder_, put_off_, copier_, hooks);
   put_off_.clear();
-  names_.clear();
+  put_off_for_.clear();
+  coming_.clear();
   for (auto& [view, name] : to_check_) {
     std::vector<std::byte> host(static_cast<std::uint64_t>(view.rows) * view.scale_row_bytes());
     copier_.to_host(host.data(), view.scales, host.size());
@@ -173,7 +192,8 @@ TensorView TrunkStore::load(const VectorSource& s) {
 
 TensorView TrunkStore::load(std::span<const float> values) {
   if (values.empty()) return {};
-  std::byte* const to = add(values.size_bytes());
+  std::byte* const to = take(values.size_bytes());
+  bytes_ += values.size_bytes();
   copier_.to_device(to, reinterpret_cast<const std::byte*>(values.data()), values.size_bytes());
   return view_f32(reinterpret_cast<float*>(to), {static_cast<std::int64_t>(values.size())});
 }

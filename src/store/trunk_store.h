@@ -1,7 +1,10 @@
 // The dense part of a model, resident for the engine's life: matrices in their stored format, vectors as f32.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <span>
 #include <string>
@@ -60,7 +63,8 @@ class TrunkStore {
   TrunkStore(const format::ModelFolder& folder, Allocator& allocator, Copier& copier)
       : folder_(folder), allocator_(allocator), copier_(copier) {}
 
-  quant::MatrixView load(const MatrixSource& source);  // an empty view for no source
+  // An empty view for no source. `bands`: brought into bands where it has them (the allocator's memory is the host's).
+  quant::MatrixView load(const MatrixSource& source, bool bands = false);
   TensorView load(const VectorSource& source);         // [count] f32
   TensorView load(std::span<const float> values);      // computed at load, for example rope frequencies
   // Reads what load() put off. progress (may be empty) gets the bytes of all tensors that are in place.
@@ -68,15 +72,25 @@ class TrunkStore {
   std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
+  // A matrix whose bytes are still to come: codes, scales and biases behind each other.
+  struct Coming {
+    quant::MatrixView view;  // order Rows
+    std::byte* memory = nullptr;
+    bool bands = false;
+    std::atomic<std::size_t> n_reads{0};  // not there yet
+  };
+  // Memory for all parts of a matrix.
+  Coming& add(const MatrixSource& source, bool bands);
+  static quant::MatrixView finished(Coming& coming);  // in bands where they are wanted
   // `runs` in units of row_bytes; empty: everything. The reading is put off.
-  const std::byte* load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source);
+  void load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, const std::byte* to, Coming& coming);
   // A whole tensor in host memory, checked.
   std::vector<std::byte> read_whole(const format::Extent& extent, const std::string& name) const;
   // Matrices that memory holds otherwise than the file: as a whole through host memory.
-  quant::MatrixView load_changed(const MatrixSource& source);
+  void load_changed(const MatrixSource& source, const quant::MatrixView& to);
   std::vector<std::byte> read_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, std::int64_t rows_per_row) const;
-  const std::byte* upload(std::span<const std::byte> bytes);
-  std::byte* add(std::uint64_t bytes);  // memory for one tensor
+  void upload(const std::byte* to, std::span<const std::byte> bytes);
+  std::byte* take(std::uint64_t bytes);  // memory for one tensor
 
   const format::ModelFolder& folder_;
   Allocator& allocator_;
@@ -84,8 +98,9 @@ class TrunkStore {
   std::vector<Buffer> buffers_;
   std::byte* free_ = nullptr;  // the rest of the last block that tensors share
   std::uint64_t free_bytes_ = 0;
-  std::vector<BulkRead> put_off_;    // id: into names_
-  std::vector<std::string> names_;   // of the tensors that were put off
+  std::vector<BulkRead> put_off_;    // id: into put_off_for_
+  std::vector<std::pair<std::string, Coming*>> put_off_for_;  // the tensor's name and its matrix
+  std::deque<Coming> coming_;
   std::vector<std::pair<quant::MatrixView, std::string>> to_check_;  // scales that only their values can condemn
   std::uint64_t bytes_ = 0;
 };

@@ -216,6 +216,15 @@ void matmul_cases(const Visitor& visit) {
     // Beside a matrix that wants its tokens otherwise.
     matmul_case(visit, seed++, t, 1024, {{50, q4, false}, {33, q8, false}, {17, mx, false}}, Precision::Fast);
   }
+  // Whole bands of sixteen rows: an odd number of them, every number of tokens up to two tiles, groups of every size.
+  for (const quant::Format& f : four_bits)
+    for (const std::int64_t cols : {128, 384, 2176}) {
+      matmul_case(visit, seed++, 1, cols, {{80, f, cols == 384}, {16, f, false}}, Precision::Fast);
+      const std::int64_t few = 2 + seed % 5, many = 9 + seed % 9;
+      matmul_case(visit, seed++, few, cols, {{48, f, cols == 384}, {33, q4, false}}, Precision::Fast);
+      matmul_case(visit, seed++, many, cols, {{48, f, cols == 384}}, Precision::Fast);
+    }
+  for (std::int64_t t = 1; t <= 26; ++t) matmul_case(visit, seed++, t, 192, {{48, q4, t % 2 == 0}}, Precision::Fast);
   // Long rows, whose tiles have eight rows, and fewer tokens of which go that way.
   const std::int64_t few_rows[] = {5, 8, 24, 29};
   for (const quant::Format& f : four_bits)

@@ -234,6 +234,12 @@ void expert_ffn_cases(const Visitor& visit) {
         expert_case(visit, seed++, {1, 64, 320, 2, 2, affine(4, 64, DType::BF16), affine(4, 64, DType::BF16), glu, bias}, precision);
         expert_case(visit, seed++, {1, 128, 384, 2, 2, affine(4, 64, DType::BF16), affine(6, 128, DType::BF16), glu, bias}, precision);
       }
+  // Whole bands of sixteen rows, groups of every size, one token and several.
+  for (const bool bias : {false, true}) {
+    expert_case(visit, seed++, {40, 256, 304, 9, 2, affine(4, 64, DType::BF16), bf16, GluKind::Silu, bias}, Precision::Fast);
+    expert_case(visit, seed++, {1, 192, 320, 4, 3, affine(4, 32, DType::F16), affine(4, 64, DType::F16), GluKind::Silu, bias}, Precision::Fast);
+    expert_case(visit, seed++, {5, 128, 384, 2, 2, affine(4, 128, DType::BF16), affine(4, 128, DType::BF16), GluKind::Clamped, bias}, Precision::Fast);
+  }
 }
 
 void combine_cases(const Visitor& visit) {

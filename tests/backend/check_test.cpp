@@ -146,6 +146,16 @@ TEST_F(Check, MatMul) {
   EXPECT_THAT(with([](MatMulPart& p) { p.y.dims[0] = 1; }), HasSubstr("y: expected [2, 5]"));
   EXPECT_THAT(with([&](MatMulPart& p) { p.y.data = x.data; }), HasSubstr("memory of x"));
   EXPECT_EQ(with([](MatMulPart& p) { p.bias = {}; }), "");
+  EXPECT_THAT(with([](MatMulPart& p) { p.w.order = quant::Order::Bands; }), HasSubstr("w: mxfp4 [5, 64] in bands"));
+  {
+    const quant::MatrixView w = m.matrix(16, 64, quant::Format::affine(4, 64, DType::BF16));
+    quant::MatrixView bands = w;
+    bands.scales = bands.biases = nullptr;
+    bands.order = quant::Order::Bands;
+    const MatMulPart whole{bands, {}, m.output({2, 16})};
+    EXPECT_EQ(failure(MatMul{x, {&whole, 1}, Precision::Fast}), "");
+    EXPECT_THAT(failure(MatMul{x, {&whole, 1}, Precision::Exact}), HasSubstr("in bands"));
+  }
   const TensorView narrow = m.random({2, 48});
   const std::vector<MatMulPart> odd{
       {{quant::Format::affine(4, 32, DType::BF16), 5, 48, part.w.data, part.w.data, part.w.data},

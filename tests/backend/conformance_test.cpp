@@ -80,6 +80,17 @@ TEST(MatMulFp8, ACodeThatIsNoNumber) {
   }
 }
 
+// Where a table wants bands, cases really come in them.
+TEST(MatMulBands, CasesHaveThem) {
+  for (const CpuVariant& v : cpu_variants()) {
+    auto* bands = dynamic_cast<BandsBackend*>(v.backend.get());
+    if (bands == nullptr || v.n_threads != 1) continue;
+    const std::int64_t before = bands->n_banded();
+    matmul_cases([&](Case& c) { c.run(*bands); });
+    EXPECT_GT(bands->n_banded() - before, 100) << v.name();
+  }
+}
+
 // The bounds must mean something: an error of one part in a hundred of any output is outside of them.
 TEST_P(Conformance, BoundsAreTight) {
   GetParam().each([&](Case& c) {

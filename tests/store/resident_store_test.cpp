@@ -7,6 +7,7 @@
 
 #include "model/binder.h"
 #include "model/family.h"
+#include "quant/bands.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 #include "support/tensor_file.h"
@@ -76,6 +77,36 @@ TEST(ResidentStore, AFileCutShortNamesLayerAndExpert) {
   std::filesystem::resize_file(dir / "model.safetensors", 200000);  // after the headers were read
   test::expect_error([&] { ResidentStore(f.binding.experts, f.folder, f.allocator, f.copier, {}); }, ErrorCode::Io,
                      {"model.safetensors", "layer", "expert"});
+}
+
+// What has bands is in them, everything else as the file has it, for every layout a file can have.
+TEST(ResidentStore, Bands) {
+  std::size_t n_banded = 0, n_plain = 0;
+  for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(test::fixtures())) {
+    if (!std::filesystem::exists(entry.path() / "config.json")) continue;
+    SCOPED_TRACE(entry.path().filename());
+    Fixture f(entry.path());
+    ResidentStore plain(f.binding.experts, f.folder, f.allocator, f.copier, {});
+    ResidentStore bands(f.binding.experts, f.folder, f.allocator, f.copier, {}, true);
+    for (std::size_t l = 0; l < f.binding.experts.layers.size(); ++l) {
+      const ExpertLayer& layer = f.binding.experts.layers[l];
+      for (std::int64_t e = 0; e < layer.n_experts; ++e) {
+        const std::vector<ExpertIdx> wanted{ExpertIdx(static_cast<std::int32_t>(e))};
+        ExpertLease want = plain.acquire(LayerIdx(static_cast<std::int32_t>(l)), wanted), got = bands.acquire(LayerIdx(static_cast<std::int32_t>(l)), wanted);
+        const ExpertView a = want.wait(0), b = got.wait(0);
+        std::vector<std::byte> record(a.gate.data, a.gate.data + layer.layout.bytes);
+        to_bands(layer.layout, record.data());
+        EXPECT_EQ(std::memcmp(b.gate.data, record.data(), record.size()), 0) << l << " " << e;
+        for (const quant::MatrixView* m : {&b.gate, &b.up, &b.down}) {
+          const bool banded = quant::has_bands(m->format, m->rows, m->cols);
+          EXPECT_EQ(m->order, banded ? quant::Order::Bands : quant::Order::Rows);
+          ++(banded ? n_banded : n_plain);
+        }
+      }
+    }
+  }
+  EXPECT_GT(n_banded, 100u);
+  EXPECT_GT(n_plain, 100u);
 }
 
 TEST(ResidentStore, ReportsProgress) {

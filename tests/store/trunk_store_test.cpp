@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "format/model_folder.h"
+#include "quant/bands.h"
 #include "support/temp_dir.h"
 #include "support/tensor_file.h"
 
@@ -66,6 +67,47 @@ TEST_F(Trunk, Transforms) {
       EXPECT_FLOAT_EQ(v.f32()[i], want);
     }
   }
+}
+
+// A quantized matrix is brought into bands when it has arrived; rows in another order, scales from elsewhere and widths that have no
+// bands among them.
+TEST_F(Trunk, Bands) {
+  const quant::Format format = quant::Format::affine(4, 64, DType::BF16);
+  const auto bytes = [&](const std::string& name, std::size_t n) {
+    test::Tensor t{DType::U8, {n}, std::vector<std::byte>(n)};
+    for (std::size_t i = 0; i < n; ++i) t.data[i] = static_cast<std::byte>((i * 2654435761u) >> 11);
+    file_.tensors[name] = t;
+  };
+  bytes("w", 48 * 64), bytes("s", 48 * 4), bytes("b", 48 * 4);
+  file_.save(dir_ / "model.safetensors");
+  folder_ = format::ModelFolder::open(dir_.path());
+  MatrixSource s;
+  s.name = "w";
+  s.format = format;
+  s.cols = 128;
+  s.data = folder_.find("w")->extent(), s.scales = folder_.find("s")->extent(), s.biases = folder_.find("b")->extent();
+  for (const std::int64_t rows : {48, 47})
+    for (const bool turned : {false, true}) {
+      s.rows = rows;
+      s.runs.clear();
+      if (turned) s.runs = {{20, rows - 20}, {0, 20}};
+      if (rows != 48 && !turned) continue;  // less than the tensor has: only by runs
+      TrunkStore plain(folder_, allocator_, copier_), bands(folder_, allocator_, copier_);
+      const quant::MatrixView a = plain.load(s), b = bands.load(s, true);
+      plain.finish(), bands.finish();
+      EXPECT_EQ(a.order, quant::Order::Rows);
+      EXPECT_EQ(plain.bytes(), bands.bytes());
+      std::vector<std::byte> memory(a.data, a.biases + rows * 4);
+      if (rows == 48) {
+        EXPECT_EQ(b.order, quant::Order::Bands);
+        quant::MatrixView own = a;
+        own.data = memory.data(), own.scales = own.data + (a.scales - a.data), own.biases = own.data + (a.biases - a.data);
+        quant::to_bands(own, memory.data());
+      } else {
+        EXPECT_EQ(b.order, quant::Order::Rows);
+      }
+      EXPECT_EQ(std::memcmp(b.data, memory.data(), b.bytes()), 0) << rows << " " << turned;
+    }
 }
 
 TEST_F(Trunk, NothingIsAnEmptyView) {

@@ -47,6 +47,7 @@ class CpuBackend final : public Backend {
   void synchronize(Stream&) override {}
   Allocator& allocator() noexcept override { return allocator_; }
   Copier& copier() noexcept override { return copier_; }
+  bool wants_bands() const noexcept override { return k_.bands; }
 
  protected:
   void execute(Stream& stream, const Embed& op) override;

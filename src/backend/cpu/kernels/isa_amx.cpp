@@ -39,6 +39,7 @@ namespace moeflux::backend::cpu::amx {
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
+#include "backend/cpu/kernels/avx512/bands.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
 #include "backend/cpu/kernels/amx/gemm.inl"
@@ -78,6 +79,7 @@ const KernelTable* amx_table() noexcept {
     t.quantize_row = amx::quantize_row_tiles;
     t.interleave = amx::interleave_tokens;
     t.token_tile = amx::amx_token_tile;
+    t.bands = false;
     return t;
   }();
   return &table;

@@ -35,6 +35,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
+#include "backend/cpu/kernels/avx512/bands.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/avx512/gemm.inl"
 #include "backend/cpu/kernels/avx512/fp8.inl"
@@ -60,6 +61,7 @@ constexpr KernelTable tiled_table() {
   t.quantize_row = quantize_row_tiles;
   t.token_tile = token_tile;
   t.interleave = interleave_tokens;
+  t.bands = true;
   t.attention_heads = attention_heads;
   t.delta_columns = delta_columns_tiles;
   return t;

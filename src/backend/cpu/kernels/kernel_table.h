@@ -167,6 +167,8 @@ struct KernelTable {
   void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
                      std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
                      std::int32_t* sx_out) noexcept;
+  // Whether `fast` takes matrices in bands (quant/bands.h) and likes them better.
+  bool bands = false;
   // attention_group for up to 8 query heads of one kv head, q_stride apart, but going on from the states it finds:
   // state[0 .. n_heads), n_heads a multiple of 4 and at least n_queries, all with an acc; a.scores holds 8 tiles. head_dim and
   // v_dim are multiples of 32. Null: not here.

@@ -1,5 +1,5 @@
 // fast matmul for many tokens: codes of 32 rows are brought into a panel once, then every tile of tokens
-// passes.
+// passes. Matrices in bands are panels as they are.
 //
 // Panel: [cols / 4][32 rows][4 codes] in bytes, or [cols / 8][32 rows][8 codes] in nibbles, which are split when
 // they are multiplied: by units that are idle then, and a panel is written and read in half the bytes. Tokens:
@@ -88,17 +88,43 @@ MOEFLUX_MATH void add_group32(__m512i a, __m512i b, const float* scales, const f
   _mm512_store_ps(y + 16, y1);
 }
 
-MOEFLUX_MATH __m512i broadcast4(const std::int8_t* p) noexcept {
-  std::int32_t four;
-  std::memcpy(&four, p, 4);
-  return _mm512_set1_epi32(four);
-}
-
 // _mm512_dpbusd_epi32(sum, codes, x). g++ 12 copies the sums of the intrinsic from register to register and
 // to the stack, which halves the speed of a tile.
 MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
 }
+
+// Where gemm_tile's codes and scales come from: lines() gives four bytes of each of 32 rows and goes on, next_group() the group's scales.
+struct PanelSource {
+  const std::uint8_t* codes;
+  const float *scales, *biases;
+  MOEFLUX_MATH explicit PanelSource(const Panel& p) noexcept : codes(p.codes), scales(p.scales - kPanelRows), biases(p.biases - kPanelRows) {}
+  MOEFLUX_MATH void lines(__m512i& p0, __m512i& p1) noexcept {
+    p0 = _mm512_load_si512(codes), p1 = _mm512_load_si512(codes + 64);
+    codes += 4 * kPanelRows;
+  }
+  MOEFLUX_MATH void next_group() noexcept { scales += kPanelRows, biases += kPanelRows; }
+};
+
+template <bool Bf16>
+struct BandSource {
+  const std::uint8_t *band0, *band1;
+  alignas(64) float scales[kPanelRows];
+  alignas(64) float biases[kPanelRows];
+  MOEFLUX_MATH BandSource(const std::uint8_t* first, const std::uint8_t* second) noexcept : band0(first), band1(second) {}
+  MOEFLUX_MATH void lines(__m512i& p0, __m512i& p1) noexcept {
+    p0 = load512(band0), p1 = load512(band1);
+    band0 += 64, band1 += 64;
+  }
+  MOEFLUX_MATH void next_group() noexcept {
+    __m512 s0, b0, s1, b1;
+    band_scales<Bf16>(band0, s0, b0);
+    band_scales<Bf16>(band1, s1, b1);
+    _mm512_store_ps(scales, s0), _mm512_store_ps(scales + 16, s1);
+    _mm512_store_ps(biases, b0), _mm512_store_ps(biases + 16, b1);
+    band0 += 64, band1 += 64;
+  }
+};
 
 // NT tokens against a panel: y[t][0..31] into out. The sums are named variables: compilers keep arrays and
 // structs that live across a loop in memory.
@@ -111,21 +137,20 @@ MOEFLUX_MATH void add_products(__m512i& sum, __m512i codes, __m512i x) noexcept 
     add_products(b##t, w1, v);               \
   }
 #define MOEFLUX_FINISH(t) \
-  if constexpr (NT > t) add_group32<Signed>(a##t, b##t, scales, biases, d[t], sx[t], out + 32 * t);
+  if constexpr (NT > t) add_group32<Signed>(a##t, b##t, from.scales, from.biases, d[t], sx[t], out + 32 * t);
 
 // Slot: 3 and 6 for nibbles of those formats, 9 for bytes. What the next panel is made of is asked for meanwhile.
-template <int NT, int Slot>
-void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t group, const std::int8_t* x,
+template <int NT, int Slot, class Source>
+void gemm_tile(Source from, std::int64_t n_groups, std::int64_t group, const std::int8_t* x,
                const float* d, const std::int32_t* sx, float* out, PanelAhead& ahead) noexcept {
   constexpr bool Signed = Slot == 3;
   for (int t = 0; t < 2 * NT; ++t) _mm512_store_ps(out + t * 16, _mm512_setzero_ps());
-  const std::uint8_t* codes = panel.codes;
-  const float *scales = panel.scales, *biases = panel.biases;
-  for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT, scales += kPanelRows, biases += kPanelRows) {
+  for (std::int64_t g = 0; g < n_groups; ++g, d += NT, sx += NT) {
     MOEFLUX_EACH_TOKEN(MOEFLUX_CLEAR)
-    for (std::int64_t k = 0; k < group; k += kNibbles<Slot> ? 8 : 4, codes += 4 * kPanelRows, x += 4 * NT) {
+    for (std::int64_t k = 0; k < group; k += kNibbles<Slot> ? 8 : 4, x += 4 * NT) {
       ahead.ask();
-      const __m512i p0 = _mm512_load_si512(codes), p1 = _mm512_load_si512(codes + 64);
+      __m512i p0, p1;
+      from.lines(p0, p1);
       if constexpr (kNibbles<Slot>) {
         {
           const __m512i w0 = low_codes<Slot>(p0), w1 = low_codes<Slot>(p1);
@@ -139,6 +164,7 @@ void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t group, co
         MOEFLUX_EACH_TOKEN(MOEFLUX_STEP)
       }
     }
+    from.next_group();
     MOEFLUX_EACH_TOKEN(MOEFLUX_FINISH)
     // Keeps `out` in memory: held in registers across groups it would push the sums out of them.
     asm volatile("" : : : "memory");
@@ -150,39 +176,55 @@ void gemm_tile(const Panel& panel, std::int64_t n_groups, std::int64_t group, co
 #undef MOEFLUX_STEP
 #undef MOEFLUX_FINISH
 
-using GemmTileFn = void (*)(const Panel&, std::int64_t, std::int64_t, const std::int8_t*, const float*,
+template <class Source>
+using GemmTileFn = void (*)(Source, std::int64_t, std::int64_t, const std::int8_t*, const float*,
                             const std::int32_t*, float*, PanelAhead&) noexcept;
-template <int Slot>
-inline constexpr GemmTileFn kGemmTiles[kMaxTileTokens] = {
-    gemm_tile<1, Slot>, gemm_tile<2, Slot>, gemm_tile<3, Slot>, gemm_tile<4, Slot>,  gemm_tile<5, Slot>,  gemm_tile<6, Slot>,
-    gemm_tile<7, Slot>, gemm_tile<8, Slot>, gemm_tile<9, Slot>, gemm_tile<10, Slot>, gemm_tile<11, Slot>, gemm_tile<12, Slot>};
+template <int Slot, class Source>
+inline constexpr GemmTileFn<Source> kGemmTiles[kMaxTileTokens] = {
+    gemm_tile<1, Slot, Source>, gemm_tile<2, Slot, Source>, gemm_tile<3, Slot, Source>, gemm_tile<4, Slot, Source>,
+    gemm_tile<5, Slot, Source>, gemm_tile<6, Slot, Source>, gemm_tile<7, Slot, Source>, gemm_tile<8, Slot, Source>,
+    gemm_tile<9, Slot, Source>, gemm_tile<10, Slot, Source>, gemm_tile<11, Slot, Source>, gemm_tile<12, Slot, Source>};
 
-template <int Slot>
-void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+// All tokens of the block against the 32 rows from r on (or what is left of them).
+template <int Slot, class Source>
+MOEFLUX_MATH void gemm_panel(const MatMulBlock& b, std::int64_t r, std::int64_t row_end, const Source& from) noexcept {
   const MatrixView& w = b.w;
-  const std::int64_t n_groups = w.cols / w.format.group, tile = b.xq.tile;
-  const Panel panel = split_panel(b.scratch, w.cols, n_groups);
+  const std::int64_t n_groups = w.cols / w.format.group, tile = b.xq.tile, n_tiles = (b.n_tokens + tile - 1) / tile;
   alignas(64) float out[kMaxTileTokens * kPanelRows];
-  const std::int64_t n_tiles = (b.n_tokens + tile - 1) / tile;
-  for (std::int64_t r = row_begin; r < row_end; r += kPanelRows) {
-    fill_panel<Slot>(w, r, row_end, panel);
-    PanelAhead ahead(r + kPanelRows < row_end ? RowsToCome{&w, r + kPanelRows} : b.then, kPanelRows, n_tiles * (w.cols / (kNibbles<Slot> ? 8 : 4)));
-    for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
-      const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
-      for (std::int64_t i = 0; i < n; ++i) ask_for_results(b, t + i, r, kPanelRows);
-      kGemmTiles<kNibbles<Slot> ? Slot : 9>[n - 1](panel, n_groups, w.format.group, b.xq.x8 + t * w.cols,
-                                   b.xq.d + t * n_groups, b.xq.sx + t * n_groups, out, ahead);
-      for (std::int64_t i = 0; i < n; ++i) {
-        store_rows(b, t + i, r, row_end - r, _mm512_load_ps(out + i * kPanelRows));
-        if (row_end - r > 16)
-          store_rows(b, t + i, r + 16, row_end - r - 16, _mm512_load_ps(out + i * kPanelRows + 16));
-      }
+  PanelAhead ahead(r + kPanelRows < row_end ? RowsToCome{&w, r + kPanelRows} : b.then, kPanelRows, n_tiles * (w.cols / (kNibbles<Slot> ? 8 : 4)));
+  for (std::int64_t t = 0; t < b.n_tokens; t += tile) {
+    const std::int64_t n = b.n_tokens - t < tile ? b.n_tokens - t : tile;
+    for (std::int64_t i = 0; i < n; ++i) ask_for_results(b, t + i, r, kPanelRows);
+    kGemmTiles<Slot, Source>[n - 1](from, n_groups, w.format.group, b.xq.x8 + t * w.cols, b.xq.d + t * n_groups, b.xq.sx + t * n_groups, out, ahead);
+    for (std::int64_t i = 0; i < n; ++i) {
+      store_rows(b, t + i, r, row_end - r, _mm512_load_ps(out + i * kPanelRows));
+      if (row_end - r > 16) store_rows(b, t + i, r + 16, row_end - r - 16, _mm512_load_ps(out + i * kPanelRows + 16));
     }
   }
 }
 
 template <int Slot>
+void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  const Panel panel = split_panel(b.scratch, b.w.cols, b.w.cols / b.w.format.group);
+  for (std::int64_t r = row_begin; r < row_end; r += kPanelRows) {
+    fill_panel<Slot>(b.w, r, row_end, panel);
+    gemm_panel<kNibbles<Slot> ? Slot : 9>(b, r, row_end, PanelSource(panel));
+  }
+}
+
+void gemm_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  for (std::int64_t r = row_begin; r < row_end; r += kPanelRows) {
+    const std::uint8_t* first = band_at(b.w, r);
+    const std::uint8_t* second = row_end - r > kTileRows ? band_at(b.w, r + kTileRows) : first;
+    b.w.format.scale_dtype == DType::BF16 ? gemm_panel<6>(b, r, row_end, BandSource<true>(first, second))
+                                          : gemm_panel<6>(b, r, row_end, BandSource<false>(first, second));
+  }
+}
+
+template <int Slot>
 void matmul_fast_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  if constexpr (Slot == 6)
+    if (b.w.order == quant::Order::Bands) return b.xq.tile > 1 ? gemm_bands(b, row_begin, row_end) : matvec_bands(b, row_begin, row_end);
   if (b.xq.tile > 1)
     gemm_rows<Slot>(b, row_begin, row_end);
   else
@@ -191,7 +233,7 @@ void matmul_fast_tiles(const MatMulBlock& b, std::int64_t row_begin, std::int64_
 
 // Below three tokens unpacking a panel costs more than reading the codes again from the first-level cache.
 std::int64_t token_tile(const MatrixView& w, std::int64_t n_tokens) noexcept {
-  if (n_tokens < 3 || is_linear(w, n_tokens)) return 1;
+  if (w.order == quant::Order::Bands ? n_tokens <= kMaxBandTokens : n_tokens < 3 || is_linear(w, n_tokens)) return 1;
   const std::int64_t tiles = (n_tokens + kMaxTileTokens - 1) / kMaxTileTokens;
   return (n_tokens + tiles - 1) / tiles;
 }

@@ -21,6 +21,12 @@ inline constexpr int kE2m1Offset = 12;
 
 MOEFLUX_MATH __m512i load512(const void* p) noexcept { return _mm512_loadu_si512(p); }
 
+MOEFLUX_MATH __m512i broadcast4(const std::int8_t* p) noexcept {
+  std::int32_t four;
+  std::memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
+
 // 16 x 16 double words, in place.
 MOEFLUX_MATH void transpose16(__m512i (&r)[16]) noexcept {
   __m512i t[16];

@@ -20,7 +20,7 @@ class PanelAhead {
     };
     add(w.biases, w.scale_row_bytes());
     add(w.scales, w.scale_row_bytes());
-    add(w.data, w.row_bytes());
+    add(w.data, w.order == quant::Order::Bands ? w.row_bytes() + 2 * w.scale_row_bytes() : w.row_bytes());
     n_lines_ = (n_lines + n_steps - 1) / n_steps;
   }
   MOEFLUX_MATH void ask() noexcept {
