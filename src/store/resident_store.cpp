@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
 #include <memory>
+#include <thread>
+#include <utility>
 
 #include "core/error.h"
+#include "core/thread_pool.h"
 #include "store/bulk_load.h"
 
 namespace moeflux::store {
@@ -53,24 +59,73 @@ bool has_checks(const RecordLayout& l) {
 
 }  // namespace
 
-// Counts the pieces of each record that are in place; the last one brings the record into bands. Any thread.
+// Counts the pieces of each record that are in place and brings whole records into bands, by threads of its own: those that load would leave
+// the disk waiting, because the last pieces of a layer's records come within moments of each other.
 class ResidentStore::Arrivals {
  public:
   Arrivals(ResidentStore& store, const ExpertCatalog& catalog, bool bands) : store_(store), catalog_(catalog) {
     if (!bands) return;
-    for (const ExpertLayer& l : catalog.layers)
-      left_.emplace_back(std::make_unique<std::atomic<std::size_t>[]>(static_cast<std::size_t>(l.n_experts)));
-    for (std::size_t l = 0; l < left_.size(); ++l)
-      for (std::int64_t e = 0; e < catalog.layers[l].n_experts; ++e) left_[l][static_cast<std::size_t>(e)] = catalog.layers[l].pieces_per_expert;
+    for (const ExpertLayer& l : catalog.layers) {
+      auto& left = left_.emplace_back(std::make_unique<std::atomic<std::size_t>[]>(static_cast<std::size_t>(l.n_experts)));
+      for (std::int64_t e = 0; e < l.n_experts; ++e) left[static_cast<std::size_t>(e)] = l.pieces_per_expert;
+    }
+    for (int i = 0; i < std::clamp(usable_cores() / 2, 1, kMaxThreads); ++i) threads_.emplace_back([this] { work(); });
   }
+  ~Arrivals() { stop(); }
+
+  // A piece of this record is there. Any thread.
   void arrived(std::uint64_t layer, std::uint64_t expert) {
-    if (!left_.empty() && left_[layer][expert].fetch_sub(1) == 1) to_bands(catalog_.layers[layer].layout, store_.record(layer, expert));
+    if (left_.empty() || left_[layer][expert].fetch_sub(1) != 1) return;
+    const std::lock_guard lock(mutex_);
+    whole_.emplace_back(layer, expert);
+    changed_.notify_one();
+  }
+  // Returns when all records that arrived are in bands. Throws what went wrong.
+  void finish() {
+    stop();
+    if (error_) std::rethrow_exception(error_);
   }
 
  private:
+  static constexpr int kMaxThreads = 2;  // one brings some 7 GB/s into bands
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      changed_.notify_all();
+    }
+    for (std::thread& t : threads_) t.join();
+    threads_.clear();
+  }
+  void work() noexcept {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return stopping_ || !whole_.empty(); });
+      if (whole_.empty()) return;
+      const auto [layer, expert] = whole_.front();
+      whole_.pop_front();
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        to_bands(catalog_.layers[layer].layout, store_.record(layer, expert));
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      if (error) error_ = error;
+    }
+  }
+
   ResidentStore& store_;
   const ExpertCatalog& catalog_;
   std::vector<std::unique_ptr<std::atomic<std::size_t>[]>> left_;  // [layers][experts]; empty: nothing is brought anywhere
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::pair<std::uint64_t, std::uint64_t>> whole_;  // records to bring
+  bool stopping_ = false;
+  std::exception_ptr error_;
+  std::vector<std::thread> threads_;
 };
 
 ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFolder& folder, Allocator& allocator,
@@ -93,6 +148,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
   Arrivals arrivals(*this, catalog, bands);
   load_direct_pieces(catalog, folder, copier, arrivals, report);
   load_the_rest(catalog, folder, copier, arrivals);
+  arrivals.finish();
   if (bands)
     for (Layer& l : layers_) l.layout = with_bands(l.layout);
   report(total);  // records are a little larger than what was read
