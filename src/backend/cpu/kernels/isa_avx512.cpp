@@ -62,6 +62,7 @@ KernelTable with_byte_products() noexcept {
     t.quantize_row = bytes->quantize_row;
     t.token_tile = bytes->token_tile;
     t.interleave = bytes->interleave;
+    t.bands = bytes->bands;
   }
   return t;
 }

@@ -40,12 +40,13 @@ namespace moeflux::backend::cpu::neon {
 #include "backend/cpu/kernels/generic/attention_heads.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"
+#include "backend/cpu/kernels/generic/bands.inl"
 #include "backend/cpu/kernels/generic/exact.inl"
 // clang-format on
 
 namespace {
 
-constexpr KernelTable kNeonTable = with_exact(kPanelTable);
+constexpr KernelTable kNeonTable = with_bands<matmul_panels<6>>(with_exact(kPanelTable));
 
 }  // namespace
 }  // namespace moeflux::backend::cpu::neon

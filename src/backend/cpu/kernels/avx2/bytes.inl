@@ -138,17 +138,31 @@ MOEFLUX_MATH Part begin_part(const I16& acc) noexcept {
   return kWide<Slot> ? acc : izero();
 }
 // Four columns of sixteen rows.
+struct Codes4 {
+  __m256i a, b;
+};
+MOEFLUX_MATH void split_words(const std::uint8_t* p, Codes4& low, Codes4& high) noexcept {
+  __m256i a = load256(p), b = load256(p + 32);
+  asm volatile("" : "+x"(a), "+x"(b));  // once from memory
+  const __m256i mask = _mm256_set1_epi8(15);
+  low = {_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)};
+  high = {_mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
+}
 template <int Slot>
-MOEFLUX_MATH void add_columns4(Part& part, const std::uint8_t* codes, const std::int8_t* x) noexcept {
-  const __m256i v = broadcast4(x), a = load256(codes), b = load256(codes + 32);
+MOEFLUX_MATH void add_codes4(Part& part, const Codes4& codes, const std::int8_t* x) noexcept {
+  const __m256i v = broadcast4(x);
   if constexpr (kWide<Slot>) {
-    part.a = add_products<Slot>(part.a, a, v);
-    part.b = add_products<Slot>(part.b, b, v);
+    part.a = add_products<Slot>(part.a, codes.a, v);
+    part.b = add_products<Slot>(part.b, codes.b, v);
   } else {
-    part.a = _mm256_add_epi16(part.a, _mm256_maddubs_epi16(a, v));
-    part.b = _mm256_add_epi16(part.b, _mm256_maddubs_epi16(b, v));
+    part.a = _mm256_add_epi16(part.a, _mm256_maddubs_epi16(codes.a, v));
+    part.b = _mm256_add_epi16(part.b, _mm256_maddubs_epi16(codes.b, v));
   }
   asm volatile("" : "+x"(part.a), "+x"(part.b));  // now: compilers like all products first, and have no registers for them
+}
+template <int Slot>
+MOEFLUX_MATH void add_columns4(Part& part, const std::uint8_t* codes, const std::int8_t* x) noexcept {
+  add_codes4<Slot>(part, {load256(codes), load256(codes + 32)}, x);
 }
 template <int Slot>
 MOEFLUX_MATH void end_part(I16& acc, const Part& part) noexcept {
@@ -159,6 +173,23 @@ MOEFLUX_MATH void end_part(I16& acc, const Part& part) noexcept {
     acc.a = _mm256_add_epi32(acc.a, _mm256_madd_epi16(part.a, one));
     acc.b = _mm256_add_epi32(acc.b, _mm256_madd_epi16(part.b, one));
   }
+}
+
+// Scales and biases of sixteen rows, 16 bits each, a row's two in one double word.
+MOEFLUX_MATH void band_scales(const std::uint8_t* p, bool bf16, V16& scales, V16& biases) noexcept {
+  const __m256i a = load256(p), b = load256(p + 32);
+  if (bf16) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    scales = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    biases = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)), _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
+    return;
+  }
+  const auto halves = [](__m256i x) {  // eight scales, eight biases
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(x, 16)), 0xd8);
+  };
+  const __m256i u = halves(a), v = halves(b);
+  scales = {_mm256_cvtph_ps(_mm256_castsi256_si128(u)), _mm256_cvtph_ps(_mm256_castsi256_si128(v))};
+  biases = {_mm256_cvtph_ps(_mm256_extracti128_si256(u, 1)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
 }
 
 // 16 bytes of each of eight rows -> four registers of double words, one row per lane.

@@ -13,6 +13,7 @@
 #include "backend/cpu/kernels/generic/attention_heads.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"
+#include "backend/cpu/kernels/generic/bands.inl"
 #include "backend/cpu/kernels/generic/exact.inl"
 #include "backend/cpu/kernels/avx2/linear.inl"
 // clang-format on
@@ -22,8 +23,7 @@ namespace {
 constexpr KernelTable avx2_kernels() {
   KernelTable t = with_exact(kPanelTable);
   t.fast[3] = matmul_nibbles<3>;
-  t.fast[6] = matmul_nibbles<6>;
-  return t;
+  return with_bands<matmul_nibbles<6>>(t);
 }
 constexpr KernelTable kAvx2Table = avx2_kernels();
 

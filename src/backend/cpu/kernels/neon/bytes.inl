@@ -115,14 +115,40 @@ template <int Slot>
 MOEFLUX_MATH Part begin_part(const I16& acc) noexcept {
   return acc;
 }
+struct Codes4 {
+  int8x16_t v[4];
+};
+MOEFLUX_MATH void split_words(const std::uint8_t* p, Codes4& low, Codes4& high) noexcept {
+  for (int i = 0; i < 4; ++i) {
+    const uint8x16_t v = vld1q_u8(p + 16 * i);
+    low.v[i] = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
+    high.v[i] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+  }
+}
+template <int Slot>
+MOEFLUX_MATH void add_codes4(Part& part, const Codes4& codes, const std::int8_t* x) noexcept {
+  const int8x16_t v = broadcast4(x);
+  for (int i = 0; i < 4; ++i) part.v[i] = vdotq_s32(part.v[i], codes.v[i], v);
+}
 template <int Slot>
 MOEFLUX_MATH void add_columns4(Part& part, const std::uint8_t* codes, const std::int8_t* x) noexcept {
-  const int8x16_t v = broadcast4(x);
-  for (int i = 0; i < 4; ++i) part.v[i] = vdotq_s32(part.v[i], load_codes(codes + 16 * i), v);
+  add_codes4<Slot>(part, {{load_codes(codes), load_codes(codes + 16), load_codes(codes + 32), load_codes(codes + 48)}}, x);
 }
 template <int Slot>
 MOEFLUX_MATH void end_part(I16& acc, const Part& part) noexcept {
   acc = part;
+}
+
+// Scales and biases of sixteen rows, 16 bits each, a row's two in one double word.
+MOEFLUX_MATH void band_scales(const std::uint8_t* p, bool bf16, V16& scales, V16& biases) noexcept {
+  std::uint16_t pairs[32];
+  std::memcpy(pairs, p, sizeof pairs);
+  const auto widen = [bf16](uint16x4_t x) { return bf16 ? vreinterpretq_f32_u32(vshll_n_u16(x, 16)) : vcvt_f32_f16(vreinterpret_f16_u16(x)); };
+  for (int i = 0; i < 4; ++i) {
+    const uint16x4x2_t two = vld2_u16(pairs + 8 * i);
+    scales.v[i] = widen(two.val[0]);
+    biases.v[i] = widen(two.val[1]);
+  }
 }
 
 // out[j][i] = the j-th four codes of row i.
