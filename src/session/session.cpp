@@ -114,7 +114,7 @@ void Session::run_ops(model::Context& c, bool last, const EvaluateOptions& optio
   if (options.on_logits)
     hand_out_logits(c, hidden, pos0, options.on_logits);
   else if (last)
-    parts_.model.logits(c, hidden.slice(hidden.dim(0) - 1, 1), view_f32(logits_device_.as<float>(), {1, parts_.model.spec().vocab_size}));
+    parts_.model.logits(c, hidden.slice(hidden.dim(0) - 1, 1), view_f32(logits_row(), {1, parts_.model.spec().vocab_size}));
 }
 
 void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options) {
@@ -161,11 +161,22 @@ void Session::run_chunk(std::span<const TokenId> tokens, bool last, bool decode,
     parts_.backend.end_step(*stream_, true);
   }
   parts_.backend.synchronize(*stream_);
-  if (last && !options.on_logits) fetch_logits(0);
+  if (last && !options.on_logits) take_logits();
   history_.insert(history_.end(), tokens.begin(), tokens.end());
   has_logits_ = last;
   if (parts_.routing != nullptr) parts_.routing->end_pass(decode);
   if (decode) governor_.step_took(now_ns() - start);
+}
+
+// Where the head leaves the only row that is wanted: in main memory, where the device can write it while it computes.
+float* Session::logits_row() const noexcept {
+  return parts_.backend.reads_pinned() && !logits_host_.empty() ? logits_host_.as<float>() : logits_device_.as<float>();
+}
+
+void Session::take_logits() {
+  if (logits_row() == logits_device_.as<float>()) return fetch_logits(0);
+  logits_ = logits_row();
+  hash_stale_ = true;
 }
 
 void Session::fetch_logits(std::int64_t row) {

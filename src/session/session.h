@@ -68,6 +68,8 @@ class Session {
   void run_ops(model::Context& c, bool last, const EvaluateOptions& options, const model::ForwardHooks& hooks);
   void run_chunk(std::span<const TokenId> tokens, bool last, bool decode, const EvaluateOptions& options);
   void hand_out_logits(model::Context& c, const TensorView& hidden, std::int64_t pos0, const LogitsSink& sink);
+  float* logits_row() const noexcept;
+  void take_logits();
   void fetch_logits(std::int64_t row);
   bool routed_on_device() const;
   void count(std::int64_t n_tokens, bool decode, std::uint64_t start_ns);
