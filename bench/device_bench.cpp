@@ -1,6 +1,6 @@
 // Times ops of a decoded token on a CUDA device, as they run there: recorded, behind each other, kernels overlapping.
 //
-//   device_bench [--device N]
+//   device_bench [--device N] [--only matvec|experts|latent]
 //
 // A row is one op repeated over memory of its own (over a gigabyte in all, so that nothing comes from a cache). Its time is what a step
 // of twice as many takes longer, divided by their number: what a step itself costs is not the op's. Its bytes are shown as a share of what
@@ -11,6 +11,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,11 +35,11 @@ class Device {
   // Not zeros everywhere, and no NaN: any bits are a code, 0x3c a small scale.
   Buffer bytes(std::size_t n) {
     Buffer b = backend->allocator().allocate(n, 256);
-    if (pattern_.size() < n) {
+    if (pattern_.empty()) {
       std::mt19937 rng(1);
-      while (pattern_.size() < n) pattern_.push_back(static_cast<std::byte>(rng() >> 8 & 0x3f));
+      while (pattern_.size() < kPatternBytes) pattern_.push_back(static_cast<std::byte>(rng() >> 8 & 0x3f));
     }
-    backend->copier().to_device(b.data(), pattern_.data(), n);
+    for (std::size_t at = 0; at < n; at += kPatternBytes) backend->copier().to_device(b.data() + at, pattern_.data(), std::min(kPatternBytes, n - at));
     return b;
   }
 
@@ -75,6 +76,7 @@ class Device {
   double memory_rate = 0;
 
  private:
+  static constexpr std::size_t kPatternBytes = 8u << 20;
   std::vector<std::byte> pattern_;
 };
 
@@ -212,26 +214,40 @@ void experts(Device& d, std::int64_t dim, std::int64_t inner, std::int64_t top_k
 }
 
 int run(int argc, char** argv) {
-  const bool chosen = argc == 3 && std::strcmp(argv[1], "--device") == 0;
-  if (argc != 1 && !chosen) {
-    fmt::print(stderr, "usage: device_bench [--device N]\n");
-    return 2;
+  int device = 0;
+  std::string_view only;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string_view option = argv[i];
+    if (i + 1 == argc || (option != "--device" && option != "--only")) {
+      fmt::print(stderr, "usage: device_bench [--device N] [--only matvec|experts|latent]\n");
+      return 2;
+    }
+    if (option == "--device")
+      device = std::atoi(argv[i + 1]);
+    else
+      only = argv[i + 1];
   }
-  Device d(chosen ? std::atoi(argv[2]) : 0);
+  const auto wanted = [only](std::string_view kind) { return only.empty() || only == kind; };
+  Device d(device);
   fmt::print("device memory reads {:.2f} TB/s\n", d.memory_rate / 1e12);
-  matvec(d, {248320}, 2048);
-  matvec(d, {8192, 4096}, 2048);
-  matvec(d, {8192}, 2048);
-  matvec(d, {8192, 512, 512}, 2048);
-  matvec(d, {2048}, 4096);
-  matvec(d, {5120}, 2880);
-  matvec(d, {2048}, 5632);
-  for (int far : {0, 1, 2}) experts(d, 2048, 512, 8, far);
-  experts(d, 2048, 768, 8, 0);
-  experts(d, 2880, 2880, 4, 0);
-  experts(d, 4096, 1408, 8, 0);
-  for (DType dtype : {DType::F32, DType::F16})
-    for (std::int64_t n_keys : {32768, 4096}) latent(d, n_keys, dtype);
+  if (wanted("matvec")) {
+    matvec(d, {248320}, 2048);
+    matvec(d, {8192, 4096}, 2048);
+    matvec(d, {8192}, 2048);
+    matvec(d, {8192, 512, 512}, 2048);
+    matvec(d, {2048}, 4096);
+    matvec(d, {5120}, 2880);
+    matvec(d, {2048}, 5632);
+  }
+  if (wanted("experts")) {
+    for (int far : {0, 1, 2, 3}) experts(d, 2048, 512, 8, far);
+    experts(d, 2048, 768, 8, 0);
+    experts(d, 2880, 2880, 4, 0);
+    experts(d, 4096, 1408, 8, 0);
+  }
+  if (wanted("latent"))
+    for (DType dtype : {DType::F32, DType::F16})
+      for (std::int64_t n_keys : {32768, 4096}) latent(d, n_keys, dtype);
   return 0;
 }
 
