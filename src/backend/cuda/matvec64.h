@@ -77,19 +77,47 @@ struct Matvec64 {
       const float d = q.d[unit >> 1], sum = q.sx[unit >> 1];
 #pragma unroll
       for (int u = set; u < kLoads; u += kSets) {
-        int s = 0;
-        s = add(w[u].x, even_x.x, odd_x.x, s);
-        s = add(w[u].y, even_x.y, odd_x.y, s);
-        s = add(w[u].z, even_x.z, odd_x.z, s);
-        s = add(w[u].w, even_x.w, odd_x.w, s);
+        int low = 0, high = 0;  // high: sixteen times what it stands for, which spares shifting every word
+        add(w[u].x, even_x.x, odd_x.x, low, high);
+        add(w[u].y, even_x.y, odd_x.y, low, high);
+        add(w[u].z, even_x.z, odd_x.z, low, high);
+        add(w[u].w, even_x.w, odd_x.w, low, high);
+        int s = low + (high >> 4);
         s += __shfl_xor_sync(kAll, s, 1);
         const float factor = factor_value<Bf16>(halves[row_of(u) * kPieces * 16 + (unit_of(u) >> 1)]);
         out[row_of(u) * 2 * kStride + unit_of(u)] = {odd ? sum : static_cast<float>(s), factor * d};
       }
     }
   }
-  __device__ static int add(unsigned word, int even_x, int odd_x, int s) {
-    return __dp4a(static_cast<int>(word >> 4 & 0x0f0f0f0fu), odd_x, __dp4a(static_cast<int>(word & 0x0f0f0f0fu), even_x, s));
+  __device__ static void add(unsigned word, int even_x, int odd_x, int& low, int& high) {
+    low = __dp4a(static_cast<int>(word & 0x0f0f0f0fu), even_x, low);
+    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(high) : "r"(word & 0xf0f0f0f0u), "r"(odd_x));
+  }
+
+  // The groups of a row in order; the next ones are on their way while some are added.
+  __device__ static float walk(const float4* f, float acc) {
+    constexpr int kBatch = 4, kGroups = Width / 2;
+    float4 v[2][kBatch];
+    const auto load = [f](int g, float4(&to)[kBatch]) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) to[i] = f[g + i];
+    };
+    const auto sum = [&acc](const float4(&from)[kBatch]) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        acc = math::fma(from[i].x, from[i].y, acc);
+        acc = math::fma(from[i].z, from[i].w, acc);
+      }
+    };
+    load(0, v[0]);
+#pragma unroll 1
+    for (int g = 0; g < kGroups; g += 2 * kBatch) {
+      load(g + kBatch, v[1]);
+      sum(v[0]);
+      if (g + 2 * kBatch < kGroups) load(g + 2 * kBatch, v[0]);
+      sum(v[1]);
+    }
+    return acc;
   }
 
   // Blocks `tile`, `tile` + `tile_step`, .. of the rows; q stands at `memory` and is synchronized; fetch() of the first is under way.
@@ -113,13 +141,7 @@ struct Matvec64 {
       __syncthreads();
       const int r = static_cast<int>(threadIdx.x) - walker * kWarp;
       if (r >= 0 && r < kBlockRows && row0 + r < m.rows) {
-        const float4* f = step + r * kStride;
-#pragma unroll 8
-        for (int g = 0; g < Width / 2; ++g) {
-          const float4 v = f[g];
-          acc = math::fma(v.x, v.y, acc);
-          acc = math::fma(v.z, v.w, acc);
-        }
+        acc = walk(step + r * kStride, acc);
         if (end_of_rows) {
           if (Leaves && away != 0 && bias != nullptr) leave_bias(bias, row0 + r, away);
           y[row0 + r] = bias != nullptr ? acc + bias[row0 + r] : acc;
