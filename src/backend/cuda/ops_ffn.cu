@@ -36,29 +36,33 @@ enum Which { kGate, kUp, kDown };
 struct FfnSource {
   Ffn first;
   std::int64_t stride, host_offset;
-  const std::int32_t* slot_of;
+  const std::int32_t *slot_of, *chosen;  // chosen: slots of the only token's experts by rank; null: slot_of has them
   const Ffn* table;
   int n_experts, n_lent;
 
-  __device__ Matrix matrix(int expert, Which which, const float*& bias) const {
-    const Ffn& f = table != nullptr ? table[expert] : first;
-    Matrix m = which == kGate ? f.gate : which == kUp ? f.up : f.down;
+  __device__ static Matrix matrix(const Ffn& f, Which which, const float*& bias) {
     bias = which == kGate ? f.gate_bias : which == kUp ? f.up_bias : f.down_bias;
-    if (table == nullptr) {
-      const int slot = slot_of != nullptr ? slot_of[expert] : expert;
-      const std::int64_t at = slot < 0 ? host_offset + stride * (-2 - slot) : stride * slot;
-      m.data += at, m.scales += at, m.biases += at;
-      if (bias != nullptr) bias = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(bias) + at);
-    }
+    return which == kGate ? f.gate : which == kUp ? f.up : f.down;
+  }
+  __device__ Matrix in_slot(int slot, Which which, const float*& bias) const {
+    Matrix m = matrix(first, which, bias);
+    const std::int64_t at = slot < 0 ? host_offset + stride * (-2 - slot) : stride * slot;
+    m.data += at, m.scales += at, m.biases += at;
+    if (bias != nullptr) bias = reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(bias) + at);
     return m;
   }
+  __device__ Matrix matrix(int expert, Which which, const float*& bias) const {
+    return table != nullptr ? matrix(table[expert], which, bias) : in_slot(slot_of != nullptr ? slot_of[expert] : expert, which, bias);
+  }
+  // Of the q-th of the only token's experts.
+  __device__ int slot_at(const std::int32_t* ids, int q) const { return chosen != nullptr ? chosen[q] : slot_of[ids[q]]; }
 
-  // Bytes from where the p-th of a token's experts is read, in main memory, to the slot it is to be left in; 0: none.
+  // Bytes from where the p-th of the token's experts is read, in main memory, to the slot it is to be left in; 0: none.
   __device__ std::int64_t way_to_lent(const std::int32_t* ids, int p) const {
-    const int slot = slot_of[ids[p]];
+    const int slot = slot_at(ids, p);
     if (slot >= 0) return 0;
     int before = 0;
-    for (int q = 0; q < p; ++q) before += slot_of[ids[q]] < 0 ? 1 : 0;
+    for (int q = 0; q < p; ++q) before += slot_at(ids, q) < 0 ? 1 : 0;
     const int lent = before < n_lent ? slot_of[n_experts + before] : -1;
     return lent < 0 ? 0 : stride * lent - (host_offset + stride * (-2 - slot));
   }
@@ -93,7 +97,8 @@ struct Pairs {
       out.bias = nullptr;
     } else {
       out.row = p / top_k, out.slot = p;
-      out.w = source.matrix(ids[out.row * ids_stride + p % top_k], which, out.bias);
+      out.w = source.chosen != nullptr ? source.in_slot(source.chosen[p], which, out.bias)
+                                       : source.matrix(ids[out.row * ids_stride + p % top_k], which, out.bias);
     }
     return out;
   }
@@ -582,7 +587,7 @@ bool CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
   const std::int64_t n = op.x.dim(0), top_k = op.ids.dim(1);
   if (n == 0) return false;
   const bool shared = !op.shared.gate.empty();
-  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.host_offset, op.slot_of, nullptr,
+  const FfnSource source{to_device(op.first), static_cast<std::int64_t>(op.stride), op.host_offset, op.slot_of, s.units.chosen_slots(op.ids.i32(), op.slot_of), nullptr,
                          static_cast<int>(op.n_experts), static_cast<int>(op.n_lent)};
   const GluParams glu{op.glu, op.limit, op.alpha};
   if (n <= kMatvecTokens) {

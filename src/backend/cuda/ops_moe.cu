@@ -13,9 +13,10 @@ namespace {
 template <int N>
 __global__ void __launch_bounds__(N * kWarp) route_block_kernel(RouteArgs a, ChoiceCheck check) {
   extern __shared__ float memory[];
+  const CheckInputs inputs(check, a.n_experts, a.top_k);
   begin_kernel();
   const std::int64_t t = blockIdx.x;
-  route_block<N>(a, t, static_cast<int>(threadIdx.x) < a.n_experts ? __ldcg(a.logits.row(t) + threadIdx.x) : minus_inf(), memory, check);
+  route_block<N>(a, t, static_cast<int>(threadIdx.x) < a.n_experts ? __ldcg(a.logits.row(t) + threadIdx.x) : minus_inf(), memory, check, inputs);
 }
 
 __global__ void route_kernel(RouteArgs a) {
@@ -129,7 +130,7 @@ class WaitingCombine final : public WaitingOp {
 void launch_route(CudaStream& s, const RouteArgs& a, unsigned n, const ChoiceCheck& check) {
   const int threads = ceil_div(a.n_experts, kWarp) * kWarp;
   const auto kernel = a.n_experts <= 8 * kWarp ? route_block_kernel<8> : route_block_kernel<16>;
-  launch_large(s, "Route", kernel, n, threads, route_bytes(a) + 16 * 4, a, check);
+  launch_large(s, "Route", kernel, n, threads, route_block_bytes(a), a, check);
 }
 
 class WaitingRoute final : public WaitingOp {

@@ -74,8 +74,9 @@ __device__ inline void softmax(float* score, int n, int lane) {
 // route_token() without groups by a block with a thread an expert and its logit, at most 32 N experts: little code, because it is fetched
 // anew for every token (matvec64.h). The first warp chooses.
 template <int N>
-__device__ inline void route_block(const RouteArgs& a, std::int64_t t, float v, float* memory, const ChoiceCheck& check) {
-  float *score = memory, *shared = memory + a.n_experts;  // shared: a value for each warp, then the rest of route_bytes()
+__device__ inline void route_block(const RouteArgs& a, std::int64_t t, float v, float* memory, const ChoiceCheck& check, const CheckInputs& inputs) {
+  float *score = memory, *shared = memory + a.n_experts;  // shared: a value for each warp, then the rest of route_block_bytes()
+  auto* slots = reinterpret_cast<std::int32_t*>(memory + 2 * a.n_experts);
   const int e = threadIdx.x, lane = e % kWarp, n = a.n_experts;
   const bool there = e < n;
   if (a.score == RouterScore::Softmax) {
@@ -105,6 +106,7 @@ __device__ inline void route_block(const RouteArgs& a, std::int64_t t, float v, 
   const unsigned bits = __float_as_uint(key == 0.0f ? 0.0f : key);
   auto* order = reinterpret_cast<unsigned*>(shared);
   if (there) order[e] = key != key ? 1u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  if (there && check.post != nullptr) slots[e] = inputs.slot;
   __syncthreads();
   if (e >= kWarp) return;
   unsigned own[N];
@@ -130,11 +132,12 @@ __device__ inline void route_block(const RouteArgs& a, std::int64_t t, float v, 
     if (lane == r) weight = w, id = winner;
   }
   if (lane >= a.top_k) return;
-  if (check.post != nullptr) id = check_choice(check, id, lane);
+  if (check.forced != nullptr) id = inputs.forced;
   const bool chosen_only = a.score == RouterScore::SoftmaxOfChosen;
   if (a.normalize || chosen_only) weight = weight / (chosen_only ? sum : sum + a.norm_eps);
   a.weights.row(t)[lane] = weight * a.scaling;
   a.ids[t * a.ids_stride + lane] = id;
+  if (check.post != nullptr) post_choice(check, id, lane, slots[id], inputs.serial);
 }
 
 // Token t by one warp. Ranks are chosen one after the other: the largest key, the lowest index among equals; a key that is
@@ -226,6 +229,9 @@ __device__ inline void route_token(const RouteArgs& a, std::int64_t t, int lane,
 inline std::size_t route_bytes(const RouteArgs& a) {
   return static_cast<std::size_t>(2 * a.n_experts + (a.n_groups > 1 ? a.n_groups : 1) + 2 * a.top_k) * 4;
 }
+
+// Of route_block(): scores, keys (or a value for each warp), slots.
+inline std::size_t route_block_bytes(const RouteArgs& a) { return static_cast<std::size_t>(3 * a.n_experts + 16) * 4; }
 
 inline RouteArgs to_args(const Route& op) {
   RouteArgs a{};

@@ -50,8 +50,10 @@ void UnitState::release() noexcept {
   forget();
   if (posts != nullptr) cudaFreeHost(posts);
   if (choices != nullptr) cudaFreeHost(choices);
+  if (slots != nullptr) cudaFree(slots);
   posts = nullptr;
   choices = nullptr;
+  slots = nullptr;
 }
 
 CudaStream& CudaUnits::use(Stream& stream) const {
@@ -66,6 +68,7 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   UnitState& u = s.units;
   if (tokens.size() != 1) fail(ErrorCode::Internal, "a step in units has {} tokens", tokens.size());
   check_cuda(cudaStreamSynchronize(s.handle()), "computing");
+  if (u.slots == nullptr) check_cuda(cudaMalloc(reinterpret_cast<void**>(&u.slots), UnitPostMemory::kTopK * 4), "allocating a stream's choices");
   if (u.posts == nullptr) {
     check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&u.posts), sizeof(UnitPostMemory) * UnitState::kChecks, cudaHostAllocPortable | cudaHostAllocMapped),
                "pinning a stream's posts");
@@ -79,7 +82,8 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   s.step_host[1] = tokens[0];
   s.step_host[kSerialWord] = u.serial;
   s.step_host[kMarkWord] = 0;
-  check_cuda(cudaMemcpyAsync(s.step_inputs, s.step_host, (CudaStream::kStepTokens + 1) * 4, cudaMemcpyHostToDevice, s.handle()), "copying a step's inputs");
+  u.pulls.n = 0;
+  u.pulls.add(s.step_inputs, s.step_host, (CudaStream::kStepTokens + 1) * 4);
   constexpr std::int64_t kGroupKeys = Attention::kTile * Attention::kGroupTiles;
   u.whole = whole;
   u.current = &u.recordings[static_cast<std::uint64_t>(pos0 / kGroupKeys) * 2 + (whole ? 1 : 0)];
@@ -88,10 +92,12 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   s.step_tokens = {};
   s.step_pos = -1;
   if (!u.current->units.empty()) return Mode::Replay;
+  launch_pulls(s, u.pulls);
   s.step_tokens = tokens;
   s.step_pos = pos0;
   if (u.current->seen++ == 0) return Mode::Eager;
   u.n_chosen.clear();
+  u.checked_ids = u.checked_table = nullptr;
   u.recording = true;
   s.overlap = u.overlap;
   s.capturing = true;
@@ -180,7 +186,9 @@ void CudaUnits::check(Stream& stream, const SlotCheck& c) {
   const std::size_t which = u.n_chosen.size();
   u.n_chosen.push_back(top_k);
   if (u.whole) {
-    const ChoiceCheck choice{c.slot_of, c.forced, s.step_inputs + kSerialWord, u.choices + which};
+    const ChoiceCheck choice{c.slot_of, c.forced, s.step_inputs + kSerialWord, u.choices + which, u.slots};
+    u.checked_ids = c.ids.i32();
+    u.checked_table = c.slot_of;
     check_cuda(cudaSetDevice(device_), "choosing the device");
     if (s.waiting != nullptr && s.waiting->launch_with(s, choice)) return s.waiting.reset();
     use(stream);
@@ -241,6 +249,7 @@ std::size_t CudaUnits::n_units(Stream& stream) const {
 void CudaUnits::launch(Stream& stream, std::size_t first, std::size_t last) {
   CudaStream& s = use(stream);
   if (last >= n_units(stream) || (first == 0 ? last != 0 : last != first + 1 || first % 2 == 0)) fail(ErrorCode::Internal, "units {} to {} of {}", first, last, n_units(stream));
+  launch_pulls(s, s.units.pulls);
   const UnitState::Recording& r = *s.units.current;
   check_cuda(cudaGraphLaunch(first == 0 ? r.units[0] : r.pairs.at(first / 2), s.handle()), "launching a unit");
 }
@@ -248,6 +257,7 @@ void CudaUnits::launch(Stream& stream, std::size_t first, std::size_t last) {
 bool CudaUnits::launch_all(Stream& stream) {
   CudaStream& s = use(stream);
   if (s.units.current == nullptr || s.units.current->all == nullptr) return false;
+  launch_pulls(s, s.units.pulls);
   check_cuda(cudaGraphLaunch(s.units.current->all, s.handle()), "launching a step's units");
   return true;
 }
@@ -278,7 +288,9 @@ void CudaUnits::resume(Stream& stream) {
 
 void CudaUnits::upload(Stream& stream, std::byte* to, const std::byte* pinned, std::size_t bytes) {
   CudaStream& s = use(stream);
-  check_cuda(cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, s.handle()), "copying a table");
+  Pulls& pulls = s.units.pulls;
+  if (pulls.n == Pulls::kMost) launch_pulls(s, pulls);
+  pulls.add(to, pinned, bytes);
 }
 
 }  // namespace moeflux::backend::cuda

@@ -32,17 +32,47 @@ struct ChoicePost {
 struct ChoiceCheck {
   const std::int32_t *slot_of = nullptr, *forced = nullptr, *serial = nullptr;
   ChoicePost* post = nullptr;  // null: no check
+  std::int32_t* slots = nullptr;  // the chosen experts' by rank, for the kernels behind it
 };
 
 #ifdef __CUDACC__
-// Of rank r; the id that it is to be.
-__device__ inline std::int32_t check_choice(const ChoiceCheck& c, std::int32_t id, int r) {
-  if (c.forced != nullptr) id = c.forced[r];
-  const std::uint32_t low = static_cast<std::uint32_t>(id) | (c.slot_of[id] == -1 ? ChoicePost::kMissed : 0u);
-  *const_cast<volatile std::uint64_t*>(&c.post->chosen[r]) = static_cast<std::uint64_t>(static_cast<std::uint32_t>(*c.serial)) << 32 | low;
-  return id;
+// Of rank r.
+__device__ inline void post_choice(const ChoiceCheck& c, std::int32_t id, int r, std::int32_t slot, std::int32_t serial) {
+  c.slots[r] = slot;
+  const std::uint32_t low = static_cast<std::uint32_t>(id) | (slot == -1 ? ChoicePost::kMissed : 0u);
+  *const_cast<volatile std::uint64_t*>(&c.post->chosen[r]) = static_cast<std::uint64_t>(static_cast<std::uint32_t>(serial)) << 32 | low;
 }
+
+// A thread's part of what the check of one token needs, asked for before the choice is made: it has been there since the step began.
+struct CheckInputs {
+  std::int32_t slot = 0, forced = 0, serial = 0;  // of expert threadIdx.x; of rank threadIdx.x
+  __device__ CheckInputs(const ChoiceCheck& c, int n_experts, int top_k) {
+    if (c.post == nullptr) return;
+    const int i = static_cast<int>(threadIdx.x);
+    if (i < n_experts) slot = c.slot_of[i];
+    if (i >= top_k) return;
+    if (c.forced != nullptr) forced = c.forced[i];
+    serial = *c.serial;
+  }
+};
 #endif
+
+// Small copies from pinned memory to the device that a step begins with, in one kernel: the copy engine and the kernels behind it would have to
+// wait for each other.
+struct Pulls {
+  static constexpr std::size_t kMost = 4;
+  struct Pull {
+    std::uint32_t* to;
+    const std::uint32_t* from;
+    std::uint32_t n_words;
+  };
+  Pull pull[kMost];
+  std::uint32_t n = 0;
+
+  void add(void* to, const void* from, std::size_t bytes) noexcept {
+    pull[n++] = {static_cast<std::uint32_t*>(to), static_cast<const std::uint32_t*>(from), static_cast<std::uint32_t>(bytes / 4)};
+  }
+};
 
 // The units of one stream.
 struct UnitState {
@@ -64,6 +94,13 @@ struct UnitState {
   std::vector<cudaGraph_t> bodies;  // units that will be added to it together
   bool recording = false;
   bool whole = false;               // the step is one unit without a gate
+  Pulls pulls;                      // to be launched before the next unit
+  // What the last check of the recording has looked up, for the experts behind it: slots by rank.
+  std::int32_t* slots = nullptr;  // device, [UnitPostMemory::kTopK]
+  const std::int32_t *checked_ids = nullptr, *checked_table = nullptr;
+  const std::int32_t* chosen_slots(const std::int32_t* ids, const std::int32_t* table) const noexcept {
+    return recording && table != nullptr && ids == checked_ids && table == checked_table ? slots : nullptr;
+  }
   bool overlap = true;  // kernels of a unit may start before the one before has ended; off where that cannot be recorded
 
   // Takes the choice of a step where nothing can be missed to its post; false: it has not come yet.
@@ -73,7 +110,10 @@ struct UnitState {
   void release() noexcept;  // at the stream's end
 };
 
-// In units_kernels.cu: sets the conditional handle (first argument) to whether the mark (second) is 0; and the check of one token.
+// In units_kernels.cu. The pulls that are there, if any; leaves none. What is launched next must not overlap: a graph, or a kernel of a step
+// that is computed as it comes.
+void launch_pulls(CudaStream& stream, Pulls& pulls);
+// Sets the conditional handle (first argument) to whether the mark (second) is 0; and the check of one token.
 void* gate_function();
 void launch_slot_check(CudaStream& stream, const SlotCheck& check, const std::int32_t* serial, UnitPostMemory* post, std::int32_t* mark);
 void launch_choice_check(CudaStream& stream, const SlotCheck& check, const ChoiceCheck& choice);

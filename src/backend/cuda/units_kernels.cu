@@ -32,10 +32,32 @@ __global__ void slot_check_kernel(std::int32_t* ids, int top_k, const std::int32
 // The same where nothing can be missed.
 __global__ void choice_check_kernel(std::int32_t* ids, int top_k, const ChoiceCheck check) {
   begin_kernel();
-  for (int r = threadIdx.x; r < top_k; r += kWarp) ids[r] = check_choice(check, ids[r], r);
+  for (int r = threadIdx.x; r < top_k; r += kWarp) {
+    const std::int32_t id = ids[r] = check.forced != nullptr ? check.forced[r] : ids[r];
+    post_choice(check, id, r, check.slot_of[id], *check.serial);
+  }
+}
+
+// Kernels read a step's inputs before they wait for the one before: this one overlaps with none.
+__global__ void pull_kernel(const __grid_constant__ Pulls pulls) {
+  for (std::uint32_t p = 0; p < pulls.n; ++p) {
+    const Pulls::Pull& pull = pulls.pull[p];
+    for (std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < pull.n_words; i += gridDim.x * blockDim.x) pull.to[i] = __ldcv(pull.from + i);
+  }
 }
 
 }  // namespace
+
+void launch_pulls(CudaStream& s, Pulls& pulls) {
+  if (pulls.n == 0) return;
+  constexpr int kThreads = 256, kMostBlocks = 64;
+  std::uint32_t most = 0;
+  for (std::uint32_t p = 0; p < pulls.n; ++p) most = most < pulls.pull[p].n_words ? pulls.pull[p].n_words : most;
+  const int blocks = ceil_div(most, kThreads);
+  pull_kernel<<<static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads, 0, s.handle()>>>(pulls);
+  check_cuda(cudaGetLastError(), "copying a step's inputs");
+  pulls.n = 0;
+}
 
 int code_capability() {
   cudaFuncAttributes a{};
