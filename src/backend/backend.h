@@ -36,7 +36,7 @@ class Backend {
   // Whether fast matmuls take matrices in Order::Bands and are faster for it. Nothing else may be given those.
   virtual bool wants_bands() const noexcept { return false; }
 
-  // Whether ops may read experts in pinned_allocator()'s memory (RoutedFfn::host_offset).
+  // Whether ops may read experts in pinned_allocator()'s memory (RoutedFfn::host_offset), and write a head's logits there.
   virtual bool reads_pinned() const noexcept { return false; }
 
   // Copies between pinned_allocator()'s memory and allocator()'s beside what streams compute; null where both are the same
