@@ -97,6 +97,7 @@ struct Matvec64 {
   // The groups of a row in order; the next ones are on their way while some are added.
   __device__ static float walk(const float4* f, float acc) {
     constexpr int kBatch = 4, kGroups = Width / 2;
+    static_assert(kGroups % (2 * kBatch) == 0);
     float4 v[2][kBatch];
     const auto load = [f](int g, float4(&to)[kBatch]) {
 #pragma unroll
