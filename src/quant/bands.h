@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/buffer.h"
 #include "quant/format.h"
 
 namespace moeflux::quant {
@@ -34,7 +35,8 @@ inline MatrixView as_bands(MatrixView m) noexcept {
 }
 
 // Brings a matrix that has_bands() from Rows to Bands, in place. Its codes, scales and biases lie behind each other in this order
-// (with gaps or without) from `memory` on, which is the matrix's alone. Needs a ninth of its size of memory besides.
-MatrixView to_bands(const MatrixView& rows, std::byte* memory);
+// (with gaps or without) from `memory` on, which is the matrix's alone. Takes a ninth of its size besides from `scratch`,
+// of host memory, until it returns.
+MatrixView to_bands(const MatrixView& rows, std::byte* memory, Allocator& scratch);
 
 }  // namespace moeflux::quant

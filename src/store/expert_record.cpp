@@ -71,9 +71,9 @@ RecordLayout with_bands(RecordLayout layout) noexcept {
   return layout;
 }
 
-void to_bands(const RecordLayout& layout, std::byte* record) {
+void to_bands(const RecordLayout& layout, std::byte* record, Allocator& scratch) {
   for (const RecordMatrix* m : {&layout.gate, &layout.up, &layout.down})
-    if (quant::has_bands(m->format, m->rows, m->cols)) quant::to_bands(view_matrix(*m, record), record + m->data_at);
+    if (quant::has_bands(m->format, m->rows, m->cols)) quant::to_bands(view_matrix(*m, record), record + m->data_at, scratch);
 }
 
 void place_piece(const RecordPiece& piece, std::span<const std::byte> source, std::span<std::byte> record) {

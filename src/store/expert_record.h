@@ -9,6 +9,7 @@
 
 #include <moeflux/types.h>
 
+#include "core/buffer.h"
 #include "core/checked.h"
 #include "core/tensor_view.h"
 #include "format/model_folder.h"
@@ -101,8 +102,8 @@ ExpertView view_record(const RecordLayout& layout, const std::byte* record) noex
 
 // The layout of the same records once to_bands() has brought what has bands into them.
 RecordLayout with_bands(RecordLayout layout) noexcept;
-// `layout` is that of `record` as it was read.
-void to_bands(const RecordLayout& layout, std::byte* record);
+// `layout` is that of `record` as it was read. `scratch`: see quant::to_bands.
+void to_bands(const RecordLayout& layout, std::byte* record, Allocator& scratch);
 
 // Checks what only the data can tell: an MXFP4 scale of 255 has no value. InvalidModel naming `what`.
 void check_scales(const quant::MatrixView& matrix, std::string_view what);

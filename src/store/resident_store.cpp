@@ -63,7 +63,7 @@ bool has_checks(const RecordLayout& l) {
 // the disk waiting, because the last pieces of a layer's records come within moments of each other.
 class ResidentStore::Arrivals {
  public:
-  Arrivals(ResidentStore& store, const ExpertCatalog& catalog, bool bands) : store_(store), catalog_(catalog) {
+  Arrivals(ResidentStore& store, const ExpertCatalog& catalog, Allocator& allocator, bool bands) : store_(store), catalog_(catalog), allocator_(allocator) {
     if (!bands) return;
     for (const ExpertLayer& l : catalog.layers) {
       auto& left = left_.emplace_back(std::make_unique<std::atomic<std::size_t>[]>(static_cast<std::size_t>(l.n_experts)));
@@ -108,7 +108,7 @@ class ResidentStore::Arrivals {
       lock.unlock();
       std::exception_ptr error;
       try {
-        to_bands(catalog_.layers[layer].layout, store_.record(layer, expert));
+        to_bands(catalog_.layers[layer].layout, store_.record(layer, expert), allocator_);
       } catch (...) {
         error = std::current_exception();
       }
@@ -119,6 +119,7 @@ class ResidentStore::Arrivals {
 
   ResidentStore& store_;
   const ExpertCatalog& catalog_;
+  Allocator& allocator_;
   std::vector<std::unique_ptr<std::atomic<std::size_t>[]>> left_;  // [layers][experts]; empty: nothing is brought anywhere
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -145,7 +146,7 @@ ResidentStore::ResidentStore(const ExpertCatalog& catalog, const format::ModelFo
     last = done;
     progress("experts", done, total);
   };
-  Arrivals arrivals(*this, catalog, bands);
+  Arrivals arrivals(*this, catalog, allocator, bands);
   load_direct_pieces(catalog, folder, copier, arrivals, report);
   load_the_rest(catalog, folder, copier, arrivals);
   arrivals.finish();

@@ -51,7 +51,7 @@ TrunkStore::Coming& TrunkStore::add(const MatrixSource& s, bool bands) {
   return c;
 }
 
-quant::MatrixView TrunkStore::finished(Coming& c) { return c.bands ? quant::to_bands(c.view, c.memory) : c.view; }
+quant::MatrixView TrunkStore::finished(const Coming& c) { return c.bands ? quant::to_bands(c.view, c.memory, allocator_) : c.view; }
 
 std::vector<std::byte> TrunkStore::read_whole(const format::Extent& extent, const std::string& name) const {
   std::vector<std::byte> out(extent.bytes);

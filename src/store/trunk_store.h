@@ -81,7 +81,7 @@ class TrunkStore {
   };
   // Memory for all parts of a matrix.
   Coming& add(const MatrixSource& source, bool bands);
-  static quant::MatrixView finished(Coming& coming);  // in bands where they are wanted
+  quant::MatrixView finished(const Coming& coming);  // in bands where they are wanted
   // `runs` in units of row_bytes; empty: everything. The reading is put off.
   void load_rows(const format::Extent& extent, std::uint64_t row_bytes, const MatrixSource& source, const std::byte* to, Coming& coming);
   // A whole tensor in host memory, checked.

@@ -66,7 +66,7 @@ class BandsBackend final : public Backend {
     take(m.scales, rows * m.scale_row_bytes());
     take(m.biases, rows * m.scale_row_bytes());
     ++n_banded_;
-    return quant::to_bands(m, memory.data());
+    return quant::to_bands(m, memory.data(), inner_->allocator());
   }
 
   std::unique_ptr<Backend> inner_;

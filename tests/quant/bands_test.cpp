@@ -35,6 +35,7 @@ std::uint16_t half_at(const std::byte* p) {
 
 // Every code and scale is where the definition says, for every format that has bands, with and without gaps between the parts.
 TEST(Bands, EveryCodeAndScaleHasItsPlace) {
+  HostAllocator scratch;
   for (const int group : {32, 64, 128})
     for (const DType dtype : {DType::BF16, DType::F16})
       for (const std::int64_t rows : {16, 48, 272})
@@ -45,7 +46,7 @@ TEST(Bands, EveryCodeAndScaleHasItsPlace) {
             ASSERT_TRUE(has_bands(f, rows, cols));
             const Plain before(f, rows, cols, gap);
             Plain after = Plain(f, rows, cols, gap);
-            const MatrixView bands = to_bands(after.view, after.memory.data());
+            const MatrixView bands = to_bands(after.view, after.memory.data(), scratch);
             EXPECT_EQ(bands.order, Order::Bands);
             EXPECT_EQ(bands.data, after.view.data);
             EXPECT_EQ(bands.scales, nullptr);
@@ -82,13 +83,14 @@ TEST(Bands, OnlySomeMatricesHaveThem) {
 
 // Memory that is not the matrix's alone would be written over.
 TEST(Bands, PartsThatLieElsewhereAreRefused) {
+  HostAllocator scratch;
   Plain m(Format::affine(4, 64, DType::BF16), 16, 64, 0);
   MatrixView swapped = m.view;
   std::swap(swapped.scales, swapped.biases);
-  EXPECT_THROW(to_bands(swapped, m.memory.data()), Error);
-  EXPECT_THROW(to_bands(m.view, m.memory.data() + 1), Error);
-  const MatrixView bands = to_bands(m.view, m.memory.data());
-  EXPECT_THROW(to_bands(bands, m.memory.data()), Error);
+  EXPECT_THROW(to_bands(swapped, m.memory.data(), scratch), Error);
+  EXPECT_THROW(to_bands(m.view, m.memory.data() + 1, scratch), Error);
+  const MatrixView bands = to_bands(m.view, m.memory.data(), scratch);
+  EXPECT_THROW(to_bands(bands, m.memory.data(), scratch), Error);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ TEST(ResidentStore, Bands) {
         ExpertLease want = plain.acquire(LayerIdx(static_cast<std::int32_t>(l)), wanted), got = bands.acquire(LayerIdx(static_cast<std::int32_t>(l)), wanted);
         const ExpertView a = want.wait(0), b = got.wait(0);
         std::vector<std::byte> record(a.gate.data, a.gate.data + layer.layout.bytes);
-        to_bands(layer.layout, record.data());
+        to_bands(layer.layout, record.data(), f.allocator);
         EXPECT_EQ(std::memcmp(b.gate.data, record.data(), record.size()), 0) << l << " " << e;
         for (const quant::MatrixView* m : {&b.gate, &b.up, &b.down}) {
           const bool banded = quant::has_bands(m->format, m->rows, m->cols);

@@ -102,7 +102,7 @@ TEST_F(Trunk, Bands) {
         EXPECT_EQ(b.order, quant::Order::Bands);
         quant::MatrixView own = a;
         own.data = memory.data(), own.scales = own.data + (a.scales - a.data), own.biases = own.data + (a.biases - a.data);
-        quant::to_bands(own, memory.data());
+        quant::to_bands(own, memory.data(), allocator_);
       } else {
         EXPECT_EQ(b.order, quant::Order::Rows);
       }
