@@ -19,6 +19,7 @@
 #include "bench/peaks.h"
 #include "core/thread_pool.h"
 #include "io/region_allocator.h"
+#include "quant/bands.h"
 
 namespace moeflux::bench {
 namespace {
@@ -32,18 +33,26 @@ constexpr std::size_t kDecodeBytes = std::size_t{192} << 20;
 // Random bytes with finite scales, kept alive by shared ownership of the benchmark's closure.
 class Weights {
  public:
-  Weights(Format f, std::int64_t rows, std::int64_t cols, int n) : format_(f), rows_(rows), cols_(cols) {
+  Weights(Format f, std::int64_t rows, std::int64_t cols, int n, bool bands) : format_(f), rows_(rows), cols_(cols), bands_(bands && quant::has_bands(f, rows, cols)) {
     std::mt19937 rng(1);
     const std::size_t bytes =
         f.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols));
     for (int i = 0; i < n; ++i) {
       const Buffer& m = memory_.emplace_back(allocator_->allocate(bytes + 64, 64));
-      const MatrixView w = view(i);
+      const MatrixView w = in_rows(i);
       fill_codes(m, f.kind == quant::FormatKind::BF16 ? bytes : code_bytes(), rng);
       if (f.quantized()) fill_scales(w);
+      if (bands_) quant::to_bands(w, m.data(), *allocator_);
     }
   }
-  MatrixView view(int i) const {
+  MatrixView view(int i) const { return bands_ ? quant::as_bands(in_rows(i)) : in_rows(i); }
+  int count() const { return static_cast<int>(memory_.size()); }
+  std::size_t bytes_each() const {
+    return format_.matrix_bytes(static_cast<std::uint64_t>(rows_), static_cast<std::uint64_t>(cols_));
+  }
+
+ private:
+  MatrixView in_rows(int i) const {
     MatrixView w;
     w.format = format_;
     w.rows = rows_;
@@ -53,12 +62,6 @@ class Weights {
     w.biases = w.scales + static_cast<std::uint64_t>(rows_) * w.scale_row_bytes();
     return w;
   }
-  int count() const { return static_cast<int>(memory_.size()); }
-  std::size_t bytes_each() const {
-    return format_.matrix_bytes(static_cast<std::uint64_t>(rows_), static_cast<std::uint64_t>(cols_));
-  }
-
- private:
   std::size_t code_bytes() const {
     return static_cast<std::size_t>(rows_) * format_.row_bytes(static_cast<std::uint64_t>(cols_));
   }
@@ -83,6 +86,7 @@ class Weights {
   }
   Format format_;
   std::int64_t rows_, cols_;
+  bool bands_;
   std::shared_ptr<io::RegionAllocator> allocator_ = std::make_shared<io::RegionAllocator>();
   std::vector<Buffer> memory_;
 };
@@ -126,12 +130,10 @@ void add(const Machine& m, const std::string& name, std::function<void(benchmark
 
 // From memory, or (cached) one small matrix again and again: what the kernel could do if memory were faster.
 void bench_matvec(benchmark::State& state, const Machine& m, const std::string& isa, Format f,
-                  Precision precision, bool cached) {
+                  Precision precision, bool cached, bool bands) {
   const std::int64_t rows = cached ? 512 : 2048, cols = 2048;
-  const Weights one(f, 1, cols, 1);
-  const int n =
-      cached ? 1 : static_cast<int>(kDecodeBytes / (one.bytes_each() * static_cast<std::size_t>(rows)));
-  const Weights w(f, rows, cols, n);
+  const int n = cached ? 1 : static_cast<int>(kDecodeBytes / f.matrix_bytes(static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)));
+  const Weights w(f, rows, cols, n, bands);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(cols), y(static_cast<std::size_t>(rows));
   int i = 0;
@@ -144,9 +146,9 @@ void bench_matvec(benchmark::State& state, const Machine& m, const std::string& 
 }
 
 void bench_matmul(benchmark::State& state, const Machine& m, const std::string& isa, Format f,
-                  Precision precision, std::int64_t n_tokens) {
+                  Precision precision, std::int64_t n_tokens, bool bands) {
   const std::int64_t rows = 4096, cols = 2048;
-  const Weights w(f, rows, cols, 1);
+  const Weights w(f, rows, cols, 1, bands);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(n_tokens * cols), y(static_cast<std::size_t>(n_tokens * rows));
   const backend::MatMulPart part{w.view(0), {}, view_f32(y.data(), {n_tokens, rows})};
@@ -158,11 +160,11 @@ void bench_matmul(benchmark::State& state, const Machine& m, const std::string& 
 
 // One layer's experts: 8 of 256 for every token.
 void bench_experts(benchmark::State& state, const Machine& m, const std::string& isa, Precision precision,
-                   std::int64_t n_tokens) {
+                   std::int64_t n_tokens, bool bands) {
   const std::int64_t width = 2048, inner = 512, n_experts = 256, k = 8;
   const Format f = Format::affine(4, 64, DType::BF16);
-  const Weights gate(f, inner, width, n_experts), up(f, inner, width, n_experts),
-      down(f, width, inner, n_experts);
+  const Weights gate(f, inner, width, n_experts, bands), up(f, inner, width, n_experts, bands),
+      down(f, width, inner, n_experts, bands);
   Rig rig(m, isa);
   std::vector<float> x = random_floats(n_tokens * width), y(static_cast<std::size_t>(n_tokens * k * width));
   std::mt19937 rng(5);
@@ -301,20 +303,28 @@ void register_isa(const Machine& m, const std::string& isa) {
       {"q6g64", Format::affine(6, 64, DType::BF16)},
       {"mxfp4", Format::mxfp4()},
       {"bf16", Format::bf16()}};
-  for (const auto& [name, f] : formats)
-    for (const Precision p : {Precision::Fast, Precision::Exact}) {
-      const std::string tail = fmt::format("{}/{}/{}", isa, name, p == Precision::Fast ? "fast" : "exact");
-      if (p == Precision::Fast && !f.quantized()) continue;
-      add(m, "matvec/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p, false); });
-      add(m, "matvec_cached/" + tail, [=](benchmark::State& s) { bench_matvec(s, m, isa, f, p, true); });
+  // "bands": as resident matrices lie in fast precision; else rows, as they stream.
+  struct How {
+    const char* name;
+    Precision precision;
+    bool bands;
+  };
+  const How all[] = {{"bands", Precision::Fast, true}, {"fast", Precision::Fast, false}, {"exact", Precision::Exact, false}};
+  const bool wants_bands = Rig(m, isa).backend->wants_bands();
+  for (const auto& [label, p, bands] : all) {
+    if (bands && !wants_bands) continue;
+    for (const auto& [name, f] : formats) {
+      if ((p == Precision::Fast && !f.quantized()) || (bands && !quant::has_bands(f, quant::kBandRows, f.group))) continue;
+      const std::string tail = fmt::format("{}/{}/{}", isa, name, label);
+      add(m, "matvec/" + tail, [=, format = f, precision = p, in_bands = bands](benchmark::State& s) { bench_matvec(s, m, isa, format, precision, false, in_bands); });
+      add(m, "matvec_cached/" + tail, [=, format = f, precision = p, in_bands = bands](benchmark::State& s) { bench_matvec(s, m, isa, format, precision, true, in_bands); });
       for (const std::int64_t t : {2, 8, 16, 64, 512})
         add(m, fmt::format("matmul/{}/T{}", tail, t),
-            [=](benchmark::State& s) { bench_matmul(s, m, isa, f, p, t); });
+            [=, format = f, precision = p, in_bands = bands](benchmark::State& s) { bench_matmul(s, m, isa, format, precision, t, in_bands); });
     }
-  for (const Precision p : {Precision::Fast, Precision::Exact})
     for (const std::int64_t t : {1, 512})
-      add(m, fmt::format("experts/{}/{}/T{}", isa, p == Precision::Fast ? "fast" : "exact", t),
-          [=](benchmark::State& s) { bench_experts(s, m, isa, p, t); });
+      add(m, fmt::format("experts/{}/{}/T{}", isa, label, t), [=, precision = p, in_bands = bands](benchmark::State& s) { bench_experts(s, m, isa, precision, t, in_bands); });
+  }
   for (const std::int64_t context : {512, 8192})
     add(m, fmt::format("attention/{}/decode/{}", isa, context),
         [=](benchmark::State& s) { bench_attention(s, m, isa, 1, context - 1); });
