@@ -76,7 +76,7 @@ void matvec_bands_of(const MatMulBlock& b, std::int64_t row_begin, std::int64_t 
     }
 }
 
-void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+[[maybe_unused]] void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {  // not in every table
   const bool bf16 = b.w.format.scale_dtype == DType::BF16;
   switch (b.w.format.group) {
     case 32: return bf16 ? matvec_bands_of<32, true>(b, row_begin, row_end) : matvec_bands_of<32, false>(b, row_begin, row_end);

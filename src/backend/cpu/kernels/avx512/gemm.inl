@@ -212,7 +212,7 @@ void gemm_rows(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_en
   }
 }
 
-void gemm_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+[[maybe_unused]] void gemm_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   for (std::int64_t r = row_begin; r < row_end; r += kPanelRows) {
     const std::uint8_t* first = band_at(b.w, r);
     const std::uint8_t* second = row_end - r > kTileRows ? band_at(b.w, r + kTileRows) : first;
