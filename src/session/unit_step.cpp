@@ -57,8 +57,8 @@ UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, ba
   plan_.row = static_cast<std::int64_t>(widest_layer(spec)) + plan_.n_lent;
   plan_.fills_lent.assign(spec.layers.size(), 1);
   filling_.reserve(spec.layers.size());
-  filled_.reserve(spec.layers.size() * kMostLent);
-  lent_.reserve(2 * filled_.capacity());
+  lent_.reserve(spec.layers.size() * kMostLent);
+  filled_.reserve(lent_.capacity());
   const std::size_t bytes = spec.layers.size() * static_cast<std::size_t>(plan_.row) * 4;
   table_ = backend.allocator().allocate(bytes, 64);
   table_host_ = backend.pinned_allocator().allocate(bytes, 64);
@@ -91,24 +91,15 @@ void UnitStep::lend() {
   lent_.resize(filling_.size() * kMostLent);
   lent_.resize(experts_.lend_slots(lent_));
   filled_.clear();
-  n_settled_ = 0;
   if (std::exchange(table_lends_, !lent_.empty()) && lent_.empty()) table_version_ = 0;
   const std::size_t first = n_lendings_++;
   for (std::size_t i = 0; i < lent_.size(); ++i) lent_of(*filling_[(first + i) % filling_.size()])[i / filling_.size()] = lent_[i];
 }
 
-// The device has passed the layers of the first so many.
-void UnitStep::keep_filled(std::size_t n_complete) noexcept {
-  const std::size_t n = lent_.size();
-  lent_.resize(n + n_complete);
-  lent_.resize(n + experts_.keep_filled(std::span(filled_).first(n_complete), std::span(lent_).subspan(n)));
-  n_settled_ = n_complete;
-}
-
 // The stream is at rest.
 void UnitStep::take_back(bool good) noexcept {
   if (lent_.empty()) return;
-  experts_.take_back(lent_, good ? std::span<const store::FilledSlot>(filled_).subspan(n_settled_) : std::span<const store::FilledSlot>());
+  experts_.take_back(lent_, good ? std::span<const store::FilledSlot>(filled_) : std::span<const store::FilledSlot>());
   lent_.clear();
 }
 
@@ -220,9 +211,7 @@ void UnitStep::replay_whole() {
   for (std::size_t check = 0; check < plan_.sites.size(); ++check) {
     const backend::UnitPost post = wait(check);
     if (post.missed) fail(ErrorCode::Internal, "layer {}: an expert is not where the table had it", raw(plan_.sites[check].layer));
-    const std::size_t n_complete = filled_.size();
     passed(check, post);
-    if (check + 1 == plan_.sites.size()) keep_filled(n_complete);  // the device still has the last layer's experts and the head to compute
   }
   backend_.synchronize(stream_);
 }

@@ -46,7 +46,6 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void upload_forced();
   void clear_lent() noexcept;
   void lend();
-  void keep_filled(std::size_t n_complete) noexcept;
   void take_back(bool good) noexcept;
   void note_filled(const model::MoeSite& site, std::span<const std::int32_t> ids);
   std::int32_t* lent_of(const model::MoeSite& site) const noexcept;
@@ -70,7 +69,6 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   std::vector<const model::MoeSite*> filling_;  // layers that may be lent slots
   std::vector<std::int32_t> lent_;          // slots of this step
   std::vector<store::FilledSlot> filled_;   // of them, by what the device has read
-  std::size_t n_settled_ = 0;               // of those: the store has decided whether they stay
   std::size_t n_lendings_ = 0;
   std::vector<ExpertIdx> chosen_;
   std::vector<std::int32_t> ids_;

@@ -130,9 +130,6 @@ class ExpertStore {
   // more than others on the device and nobody else uses the table. `filled` are some of `lent`, with all bytes of an expert.
   virtual std::size_t lend_slots(std::span<std::int32_t> /*slots*/) noexcept { return 0; }
   virtual void take_back(std::span<const std::int32_t> /*lent*/, std::span<const FilledSlot> /*filled*/) noexcept {}
-  // The same decision about some of `filled` while the device still computes: it has passed their layers. Slots of experts that make room
-  // may still be read: they are lent to the user, too, written to `more` (at least as long as `filled`); returns how many.
-  virtual std::size_t keep_filled(std::span<const FilledSlot> /*filled*/, std::span<std::int32_t> /*more*/) noexcept { return 0; }
   // The table [n_layers, row]: the slot of each expert that will stay where it is; -2 - s where it is slot s of main memory and the
   // device reads that; or -1. row is at least the most experts of a layer. Does nothing where `version` is the table's already; returns
   // the table's.

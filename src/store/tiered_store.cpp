@@ -296,54 +296,36 @@ std::size_t TieredStore::lend_slots(std::span<std::int32_t> slots) noexcept {
 void TieredStore::take_back(std::span<const std::int32_t> lent, std::span<const FilledSlot> filled) noexcept {
   const std::lock_guard lock(mutex_);
   drain();
-  for (const FilledSlot& f : filled)
-    if (const std::int32_t left = keep(static_cast<std::uint32_t>(f.slot), {f.layer, f.expert}); left >= 0) free_device(static_cast<std::uint32_t>(left));
+  for (const FilledSlot& f : filled) keep_filled(static_cast<std::uint32_t>(f.slot), {f.layer, f.expert});
   for (std::int32_t s : lent) {
     DeviceSlot& slot = device_[static_cast<std::size_t>(s)];
     if (slot.state == DeviceSlot::State::Lent) free_device(static_cast<std::uint32_t>(s));  // else it was kept
   }
 }
 
-std::size_t TieredStore::keep_filled(std::span<const FilledSlot> filled, std::span<std::int32_t> more) noexcept {
-  const std::lock_guard lock(mutex_);
-  drain();
-  std::size_t n = 0;
-  for (const FilledSlot& f : filled)
-    if (const std::int32_t left = keep(static_cast<std::uint32_t>(f.slot), {f.layer, f.expert}); left >= 0) more[n++] = left;
-  return n;
-}
-
 // An expert that lives in main memory moves to a lent slot, which has its bytes. Whoever makes room must be in main memory, too: nothing is
-// copied, and the table stays whole. The slot that became empty is lent instead; -1: none did.
-std::int32_t TieredStore::keep(std::uint32_t lent, ExpertKey key) {
+// copied, and the table stays whole.
+void TieredStore::keep_filled(std::uint32_t slot, ExpertKey key) {
   const std::int32_t home = host_of_[index(key)];
-  if (device_of_[index(key)] >= 0 || home < 0 || !may_evict(true)) return -1;
+  if (device_of_[index(key)] >= 0 || home < 0 || !may_evict(true)) return;
   HostSlot& h = host_[static_cast<std::size_t>(home)];
-  if (!h.kept || h.state != HostSlot::State::Ready || !h.has_bytes) return -1;
-  std::int32_t left = -1;
+  if (!h.kept || h.state != HostSlot::State::Ready || !h.has_bytes) return;
   if (policy_.size(kDeviceTier) >= n_kept_) {
     const auto victim = policy_.choose_victim([&](ExpertKey k) { return device_[static_cast<std::size_t>(device_of_[index(k)])].busy() || host_of_[index(k)] < 0; }, kDeviceTier);
-    if (!victim || policy_.value(key) <= policy_.value(*victim)) return -1;
-    left = device_of_[index(*victim)];
-    DeviceSlot& v = device_[static_cast<std::size_t>(left)];
-    v.pins = 1;  // so that evict() does not free it
+    if (!victim || policy_.value(key) <= policy_.value(*victim)) return;
     evict(*victim);
-    v = DeviceSlot{};
-    v.state = DeviceSlot::State::Lent;
-    device_of_[index(*victim)] = -1;
   }
-  DeviceSlot& s = device_[lent];
+  DeviceSlot& s = device_[slot];
   s = DeviceSlot{};
   s.state = DeviceSlot::State::Ready;
   s.kept = true;
   s.key = key;
   s.loaded_at = visits_;
-  device_of_[index(key)] = static_cast<std::int32_t>(lent);
+  device_of_[index(key)] = static_cast<std::int32_t>(slot);
   policy_.insert(key, kDeviceTier);
   h.kept = false;
   if (h.readers == 0) free_host(static_cast<std::uint32_t>(home), true);
   update_table(key);
-  return left;
 }
 
 std::int32_t TieredStore::table_entry(std::uint32_t index) const noexcept {

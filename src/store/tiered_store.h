@@ -72,7 +72,6 @@ class TieredStore final : public ExpertStore {
   void end_use() noexcept override;
   std::size_t lend_slots(std::span<std::int32_t> slots) noexcept override;
   void take_back(std::span<const std::int32_t> lent, std::span<const FilledSlot> filled) noexcept override;
-  std::size_t keep_filled(std::span<const FilledSlot> filled, std::span<std::int32_t> more) noexcept override;
   std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) noexcept override;
   bool table_is_whole() const noexcept override;
   void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept override;
@@ -130,7 +129,7 @@ class TieredStore final : public ExpertStore {
   std::int32_t table_entry(std::uint32_t index) const noexcept;
   void update_table(ExpertKey key) noexcept;
   void promote_wanted();
-  std::int32_t keep(std::uint32_t lent, ExpertKey key);
+  void keep_filled(std::uint32_t slot, ExpertKey key);
   // tiered_moves.cpp: how experts come and go.
   bool make_room(ExpertKey key, bool at_rest);
   void load(std::uint32_t slot, ExpertKey key, bool keep, io::ReadPriority priority);

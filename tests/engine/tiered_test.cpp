@@ -177,7 +177,6 @@ class RandomMoves {
   }
   std::size_t n_compared() const { return n_compared_; }
   std::size_t n_left() const { return n_left_; }
-  std::size_t n_made_room() const { return n_made_room_; }
 
  private:
   struct Held {
@@ -232,31 +231,9 @@ class RandomMoves {
       tiers_->store->used(l, {&e, 1});
     }
     n_left_ += filled.size();
-    const std::size_t n_early = random_() % (filled.size() + 1), n_lent = use_->lent.size();
-    use_->lent.resize(n_lent + n_early);
-    use_->lent.resize(n_lent + tiers_->store->keep_filled(std::span(filled).first(n_early), std::span(use_->lent).subspan(n_lent)));
-    n_made_room_ += use_->lent.size() - n_lent;
-    EXPECT_EQ(tiers_->store->find_fault(), "");
-    compare_table();
-    tiers_->store->take_back(use_->lent, std::span(filled).subspan(n_early));
+    tiers_->store->take_back(use_->lent, filled);
     tiers_->store->end_use();
     use_.reset();
-  }
-  // What a device that reads by this use's table finds on the device.
-  void compare_table() {
-    for (std::size_t i = 0; i < use_->table.size(); ++i) {
-      const std::int32_t slot = use_->table[i];
-      if (slot < 0) continue;
-      const auto l = LayerIdx(static_cast<std::int32_t>(i / 8));
-      const store::SlotExperts slots = tiers_->store->slot_layer(l);
-      store::ExpertView v = slots.first;
-      for (quant::MatrixView* m : {&v.gate, &v.up, &v.down}) {
-        const auto at = static_cast<std::ptrdiff_t>(slots.stride) * slot;
-        m->data += at;
-        if (m->scales != nullptr) m->scales += at;
-      }
-      compare(v, Held{{}, l, {ExpertIdx(static_cast<std::int32_t>(i % 8))}}, 0);
-    }
   }
   LayerIdx layer() { return LayerIdx(static_cast<std::int32_t>(random_() % m_.binding.experts.layers.size())); }
   std::vector<ExpertIdx> some() {
@@ -318,12 +295,12 @@ class RandomMoves {
   std::unique_ptr<Tiers> tiers_;
   std::vector<Held> leases_;
   std::optional<Use> use_;
-  std::size_t n_compared_ = 0, n_left_ = 0, n_made_room_ = 0;
+  std::size_t n_compared_ = 0, n_left_ = 0;
 };
 
 TEST(TieredMoves, AnExpertLivesInOneTier) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
-  std::size_t n_compared = 0, n_left = 0, n_made_room = 0;
+  std::size_t n_compared = 0, n_left = 0;
   for (std::uint32_t seed = 0; seed < 24; ++seed) {
     RandomMoves moves(m, seed, seed % 2 == 1);
     moves.run(4000);
@@ -331,10 +308,8 @@ TEST(TieredMoves, AnExpertLivesInOneTier) {
     EXPECT_GT(moves.n_compared(), 0u);
     n_compared += moves.n_compared();
     n_left += moves.n_left();
-    n_made_room += moves.n_made_room();
   }
   EXPECT_GT(n_left, 100u);
-  EXPECT_GT(n_made_room, 10u);
   EXPECT_GT(n_compared, 2000u);  // records whose bytes were looked at; how many falls to a seed differs from compiler to compiler
 }
 
@@ -513,34 +488,14 @@ TEST(TieredTable, LentSlotsKeepWhatIsWorthIt) {
   EXPECT_LE(entry(far[1]), -2);
   EXPECT_TRUE(t.store->table_is_whole());
 
-  // While the device still computes: who makes room keeps its bytes where they were until the slots are taken back.
-  lent = lend(2);
-  ASSERT_EQ(lent.size(), 2u);
-  visit(far[2], 20);
-  fill(far[2], lent[0]);
-  const store::FilledSlot early{lent[0], LayerIdx{0}, ExpertIdx{far[2]}};
-  std::int32_t left = -1;
-  ASSERT_EQ(t.store->keep_filled({&early, 1}, {&left, 1}), 1u);
-  EXPECT_EQ(t.store->find_fault(), "");
-  EXPECT_EQ(entry(far[2]), lent[0]);
-  EXPECT_EQ(std::count(lent.begin(), lent.end(), left), 0);
-  EXPECT_TRUE(t.store->table_is_whole());
-  const auto others = lend(8);
-  EXPECT_EQ(std::count(others.begin(), others.end(), left), 0) << "it may still be read";
-  t.store->take_back(others, {});
-  lent.push_back(left);
-  t.store->take_back(lent, {});
-  EXPECT_EQ(t.store->find_fault(), "");
-  EXPECT_EQ(entry(far[2]), early.slot);
-
   // While another session's device may read the table nothing is pushed out.
   lent = lend(2);
   ASSERT_EQ(lent.size(), 2u);
   t.store->begin_use();
-  visit(far[1], 20);
-  fill(far[1], lent[0]);
-  t.store->take_back(lent, std::vector<store::FilledSlot>{{lent[0], LayerIdx{0}, ExpertIdx{far[1]}}});
-  EXPECT_EQ(t.store->tier_of(LayerIdx{0}, ExpertIdx{far[1]}), TieredStore::Tier::Host);
+  visit(far[2], 20);
+  fill(far[2], lent[0]);
+  t.store->take_back(lent, std::vector<store::FilledSlot>{{lent[0], LayerIdx{0}, ExpertIdx{far[2]}}});
+  EXPECT_EQ(t.store->tier_of(LayerIdx{0}, ExpertIdx{far[2]}), TieredStore::Tier::Host);
   t.store->end_use();
   t.store->end_use();
   EXPECT_EQ(t.store->stats().bytes_to_device, copied) << "nothing was copied";
