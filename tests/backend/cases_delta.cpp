@@ -179,6 +179,10 @@ void gated_delta_cases(const Visitor& visit) {
                                                          {2, 4, 257, 7}})
       for (const bool tiled : {false, true})
         delta_case(visit, seed++, {t, key_heads, value_heads, dk, dv}, tiled);
+  // Wide heads, so that tasks take several blocks of columns, and more tokens than are brought together at a time.
+  delta_case(visit, seed++, {70, 1, 2, 64, 144}, false);
+  delta_case(visit, seed++, {33, 2, 16, 128, 80}, true);
+  delta_case(visit, seed++, {300, 1, 2, 16, 16}, false);
 }
 
 }  // namespace moeflux::backend::cases

@@ -9,7 +9,16 @@ namespace moeflux::backend::cpu {
 namespace {
 
 constexpr std::int64_t kChannelsPerTask = 256;
-constexpr std::int64_t kColumnsPerTask = 16;  // 16 columns of 128 keys are 8 KiB of state: first-level cache
+// 16 columns of 128 keys are 8 KiB of state: first-level cache. Many tokens' keys and queries are brought together for every task: wider ones
+// as long as there are enough for the threads.
+constexpr std::int64_t kLeastColumnsPerTask = 16, kMostColumnsPerTask = 128, kTasksPerThread = 4;
+
+std::int64_t columns_per_task(const GatedDelta& op, int n_threads) noexcept {
+  std::int64_t columns = kLeastColumnsPerTask;
+  if (op.q.dim(0) == 1) return columns;
+  while (columns < kMostColumnsPerTask && op.v.dim(1) * (op.v.dim(2) / (2 * columns)) >= kTasksPerThread * n_threads) columns *= 2;
+  return columns;
+}
 
 // Channels [c0, c1) of the last K-1 inputs, oldest first, become the state. Each task moves its own: they are in its cache.
 void advance_conv_state(const CausalConv& op, std::int64_t c0, std::int64_t c1) noexcept {
@@ -57,9 +66,9 @@ void CpuBackend::execute(Stream&, const DeltaGates& op) {
 
 void CpuBackend::execute(Stream&, const GatedDelta& op) {
   const std::int64_t n_heads = op.v.dim(1), dv = op.v.dim(2), dk = op.q.dim(2);
-  const std::int64_t blocks = (dv + kColumnsPerTask - 1) / kColumnsPerTask;
+  const std::int64_t columns = columns_per_task(op, pool_.size()), blocks = (dv + columns - 1) / columns;
   pool_.run(n_heads * blocks, [&](std::int64_t i, int) noexcept {
-    const std::int64_t h = i / blocks, c = i % blocks * kColumnsPerTask, kh = op.k_head_of(h);
+    const std::int64_t h = i / blocks, c = i % blocks * columns, kh = op.k_head_of(h);
     DeltaBlock b;
     b.q = op.q.f32() + kh * op.q.stride(1);
     b.k = op.k.f32() + kh * op.k.stride(1);
@@ -76,7 +85,7 @@ void CpuBackend::execute(Stream&, const GatedDelta& op) {
     b.y_stride = op.y.stride(0);
     b.n_tokens = op.q.dim(0);
     b.dk = dk;
-    k_.delta_columns(b, c, std::min(dv, c + kColumnsPerTask));
+    k_.delta_columns(b, c, std::min(dv, c + columns));
   });
 }
 
