@@ -7,12 +7,12 @@
 #include <new>
 #include <vector>
 
+#include "backend/cpu/cpu_backend.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "engine/expert_setup.h"
 #include "engine/inspect.h"
-#include "engine/read_memory.h"
 #include "format/model_folder.h"
 #include "io/async_reader.h"
 #include "io/machine.h"
@@ -59,7 +59,7 @@ class MemoryWalk {
     pool_.run(n, [&](std::int64_t t, int) noexcept {
       const std::size_t lines = bytes / kLine, first = lines * static_cast<std::size_t>(t) / static_cast<std::size_t>(n),
                         last = lines * (static_cast<std::size_t>(t) + 1) / static_cast<std::size_t>(n);
-      sums_[static_cast<std::size_t>(t) % sums_.size()].value += engine::sum_words(block_.words() + (at_ + first * kLine) / 8, (last - first) * kLine / 8);
+      sums_[static_cast<std::size_t>(t) % sums_.size()].value += sum_words_(block_.words() + (at_ + first * kLine) / 8, (last - first) * kLine / 8);
     });
     at_ += bytes;
   }
@@ -75,6 +75,7 @@ class MemoryWalk {
   };
   const Touched& block_;
   ThreadPool& pool_;
+  const backend::WordSum sum_words_ = backend::widest_word_sum();
   std::size_t at_ = 0;
   std::vector<Sum> sums_ = std::vector<Sum>(1024);
 };

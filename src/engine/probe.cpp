@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <vector>
 
+#include "backend/cpu/cpu_backend.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
 #include "engine/expert_setup.h"
-#include "engine/read_memory.h"
 #include "format/model_folder.h"
 #include "io/machine.h"
 #include "io/region_allocator.h"
@@ -65,13 +65,14 @@ MemoryBandwidth probe_memory_bandwidth(int n_threads) {
   std::uint64_t expected = 0;
   for (std::size_t task = 0; task < tasks; ++task) expected += kTaskWords * (task + 1);
 
+  const backend::WordSum sum_words = backend::widest_word_sum();
   std::uint64_t best_ns = ~std::uint64_t{0};
   std::vector<std::uint64_t> sums(tasks);
   for (int pass = 0; pass < kPasses; ++pass) {
     const std::uint64_t start = now_ns();
     pool.run(static_cast<std::int64_t>(tasks), [&](std::int64_t task, int) noexcept {
       const auto i = static_cast<std::size_t>(task);
-      sums[i] = engine::sum_words(words + i * kTaskWords, kTaskWords);
+      sums[i] = sum_words(words + i * kTaskWords, kTaskWords);
     });
     best_ns = std::min(best_ns, now_ns() - start);
     std::uint64_t total = 0;

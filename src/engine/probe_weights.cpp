@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend/cpu/cpu_backend.h"
 #include "core/clock.h"
 #include "core/thread_pool.h"
 #include "engine/engine_impl.h"
-#include "engine/read_memory.h"
 
 namespace moeflux {
 namespace {
@@ -37,13 +37,14 @@ double Engine::probe_weights() const {
   const std::vector<const std::uint64_t*> tasks = places(*impl_->experts, impl_->backend->copier(), impl_->info.n_layers);
   if (tasks.empty()) return 0;
   ThreadPool pool(impl_->options.n_threads);
+  const backend::WordSum sum_words = backend::widest_word_sum();
   std::vector<std::uint64_t> sums(tasks.size());
   std::uint64_t best_ns = ~std::uint64_t{0};
   for (int pass = 0; pass < kPasses; ++pass) {
     const std::uint64_t start = now_ns();
     pool.run(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t task, int) noexcept {
       const auto i = static_cast<std::size_t>(task);
-      sums[i] = engine::sum_words(tasks[i], kTaskBytes / sizeof(std::uint64_t));
+      sums[i] = sum_words(tasks[i], kTaskBytes / sizeof(std::uint64_t));
     });
     best_ns = std::min(best_ns, now_ns() - start);
   }

@@ -225,6 +225,13 @@ void matmul_cases(const Visitor& visit) {
       matmul_case(visit, seed++, many, cols, {{48, f, cols == 384}}, Precision::Fast);
     }
   for (std::int64_t t = 1; t <= 26; ++t) matmul_case(visit, seed++, t, 192, {{48, q4, t % 2 == 0}}, Precision::Fast);
+  // More tokens, in tiles of up to sixteen and two of those at a time: every number of tokens up to four tiles, rows that end inside a chunk of 64.
+  for (std::int64_t t = 24; t <= 66; ++t) matmul_case(visit, seed++, t, 192, {{48, q4, t % 2 == 0}, {9, t % 3 == 0 ? q8 : mx, false}}, Precision::Fast);
+  for (const quant::Format& f : all_formats())
+    if (f.quantized()) {
+      const std::int64_t t = 25 + seed % 47, n = 15 + seed % 35, cols = f.group * (1 + seed % 5);
+      matmul_case(visit, seed++, t, cols, {{n, f, t % 2 == 0}}, Precision::Fast);
+    }
   // Long rows, whose tiles have eight rows, and fewer tokens of which go that way.
   const std::int64_t few_rows[] = {5, 8, 24, 29};
   for (const quant::Format& f : four_bits)

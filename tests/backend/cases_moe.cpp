@@ -237,6 +237,7 @@ void expert_ffn_cases(const Visitor& visit) {
   // Whole bands of sixteen rows, groups of every size, one token and several.
   for (const bool bias : {false, true}) {
     expert_case(visit, seed++, {40, 256, 304, 9, 2, affine(4, 64, DType::BF16), bf16, GluKind::Silu, bias}, Precision::Fast);
+    expert_case(visit, seed++, {99, 96, 160, 3, 1, affine(4, 32, DType::BF16), affine(4, 32, DType::BF16), GluKind::Silu, bias}, Precision::Fast);
     expert_case(visit, seed++, {1, 192, 320, 4, 3, affine(4, 32, DType::F16), affine(4, 64, DType::F16), GluKind::Silu, bias}, Precision::Fast);
     expert_case(visit, seed++, {5, 128, 384, 2, 2, affine(4, 128, DType::BF16), affine(4, 128, DType::BF16), GluKind::Clamped, bias}, Precision::Fast);
   }

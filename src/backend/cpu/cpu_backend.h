@@ -1,6 +1,8 @@
 // The CPU backend: portable kernels behind a table per instruction set, one thread pool per backend.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +21,11 @@ struct CpuOptions {
 // is unknown or that this CPU does not have (the message lists those it has).
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
-// Best first: "avx512vnni", "amx", "avx512", "avx2vnni", "avx2", "scalar"; on ARM "neon", "scalar".
+// Best first: "amx", "avx512vnni", "avx512", "avx2vnni", "avx2", "scalar"; on ARM "neon", "scalar".
 std::vector<std::string> supported_isas();
+
+// The sum of n_words 64-bit words, a multiple of 16, read as fast as this CPU can: for probes of memory.
+using WordSum = std::uint64_t (*)(const std::uint64_t* words, std::size_t n_words) noexcept;
+WordSum widest_word_sum() noexcept;
 
 }  // namespace moeflux::backend

@@ -10,14 +10,29 @@ namespace {
 
 std::vector<const cpu::KernelTable*> available_tables() {
   std::vector<const cpu::KernelTable*> tables;
-  // Best first. AMX stands behind avx512vnni: it is chosen by name.
+  // Best first.
   for (const cpu::KernelTable* t :
-       {cpu::avx512vnni_table(), cpu::amx_table(), cpu::avx512_table(), cpu::avx2vnni_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
+       {cpu::amx_table(), cpu::avx512vnni_table(), cpu::avx512_table(), cpu::avx2vnni_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
     if (t != nullptr) tables.push_back(t);
   return tables;
 }
 
 }  // namespace
+
+namespace cpu {
+
+bool reads_better_ahead() noexcept {
+#if defined(__x86_64__)
+  static const bool intel = __builtin_cpu_is("intel") != 0;
+  return intel;
+#else
+  return false;
+#endif
+}
+
+}  // namespace cpu
+
+WordSum widest_word_sum() noexcept { return available_tables().front()->sum_words; }
 
 std::vector<std::string> supported_isas() {
   std::vector<std::string> names;

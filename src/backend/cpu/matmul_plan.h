@@ -58,10 +58,10 @@ inline std::int64_t tokens_per_tile(const KernelTable& k, const quant::MatrixVie
   return k.token_tile == nullptr ? 1 : k.token_tile(w, n_tokens);
 }
 
-// Columns [c0, c1) (whole groups) of the tile of n rows that starts at row `first`; row i of the tile is
+// Columns [c0, c1) (whole groups) of the tile of n <= `tile` rows that starts at row `first`; row i of the tile is
 // x_of(i), pointing at column c0. `scratch` is a worker's (matmul_scratch_bytes of the columns).
 template <class RowOf>
-void quantize_tile(const KernelTable& k, const QuantizedBuffer& q, std::int64_t first, std::int64_t n,
+void quantize_tile(const KernelTable& k, const QuantizedBuffer& q, std::int64_t first, std::int64_t n, std::int64_t tile,
                    std::int64_t c0, std::int64_t c1, std::byte* scratch, const RowOf& x_of) noexcept {
   const std::int64_t groups = q.cols / q.group, g0 = c0 / q.group, width = c1 - c0,
                      n_groups = width / q.group;
@@ -78,7 +78,7 @@ void quantize_tile(const KernelTable& k, const QuantizedBuffer& q, std::int64_t 
     k.quantize_row(x_of(i), width, q.group, tmp.x8 + i * width, tmp.d + i * n_groups, tmp.sx + i * n_groups);
     x8[i] = tmp.x8 + i * width, d[i] = tmp.d + i * n_groups, sx[i] = tmp.sx + i * n_groups;
   }
-  k.interleave(x8, d, sx, n, width, n_groups, q.x8 + first * q.cols + c0 * n, q.d + first * groups + g0 * n,
+  k.interleave(x8, d, sx, n, tile, width, n_groups, q.x8 + first * q.cols + c0 * n, q.d + first * groups + g0 * n,
                q.sx + first * groups + g0 * n);
 }
 

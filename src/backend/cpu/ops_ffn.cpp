@@ -87,7 +87,7 @@ void gather(const KernelTable& k, const Plan& p, Work& w, const QuantizedBuffer 
         x8[i] = q.x8, d[i] = q.d, sx[i] = q.sx;
       }
       if (n > 1) {
-        k.interleave(x8, d, sx, n, p.cols, groups, packed[s].x8 + at * p.cols, packed[s].d + at * groups,
+        k.interleave(x8, d, sx, n, w.tile, p.cols, groups, packed[s].x8 + at * p.cols, packed[s].d + at * groups,
                      packed[s].sx + at * groups);
       } else {
         std::copy_n(x8[0], p.cols, packed[s].x8 + at * p.cols);
@@ -121,7 +121,7 @@ void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_
   }
   if (!is_fast(m.down, p.op.precision)) return;
   for (std::int64_t t = 0; t < w.n; t += w.tile)
-    quantize_tile(k, p.mid[group_slot(m.down)], w.first + t, std::min(w.tile, w.n - t), c0, c1, scratch,
+    quantize_tile(k, p.mid[group_slot(m.down)], w.first + t, std::min(w.tile, w.n - t), w.tile, c0, c1, scratch,
                   [&](std::int64_t i) noexcept { return gate + (t + i) * p.inner + c0; });
 }
 
@@ -181,7 +181,7 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   const auto quantize = [&](std::int64_t t, int) noexcept {
     for (std::size_t i = 0; i < kGroupSizes; ++i)
       if (p.need_in[i])
-        quantize_tile(k_, tokens[i], t, 1, 0, p.cols, nullptr,
+        quantize_tile(k_, tokens[i], t, 1, 1, 0, p.cols, nullptr,
                       [&](std::int64_t) noexcept { return op.x.row(t); });
   };
   const auto gather_work = [&](std::int64_t i, int) noexcept {

@@ -4,21 +4,27 @@
 namespace moeflux::backend::cpu {
 namespace {
 
-// What follows a task in its matrix.
+// What follows a task in its matrix, and behind that the next one.
 class NextTasks final : public MoreRows {
  public:
-  NextTasks(ThreadPool& pool, const MatMulJob& job, std::int64_t task, int worker) noexcept
-      : pool_(pool), job_(job), task_(task), worker_(worker) {}
-  bool next(std::int64_t& row_end) noexcept override {
+  NextTasks(ThreadPool& pool, const MatMulJob& job, const MatMulJob* after, std::int64_t task, int worker) noexcept
+      : pool_(pool), job_(job), after_(after), task_(task), worker_(worker) {}
+  bool next(std::int64_t& row_end, RowsToCome& then) noexcept override {
     if (row_end >= job_.block.w.rows || !pool_.take(task_ + 1, worker_)) return false;
     ++task_;
     row_end = std::min(job_.block.w.rows, row_end + job_.rows_per_task);
+    then = behind(row_end);
     return true;
+  }
+  RowsToCome behind(std::int64_t row_end) const noexcept {
+    if (row_end < job_.block.w.rows) return {&job_.block.w, row_end};
+    return {after_ == nullptr ? nullptr : &after_->block.w, 0};
   }
 
  private:
   ThreadPool& pool_;
   const MatMulJob& job_;
+  const MatMulJob* after_;
   std::int64_t task_;
   int worker_;
 };
@@ -42,13 +48,10 @@ void run_jobs(ThreadPool& pool, CpuStream& s, std::span<MatMulJob> jobs) {
     const MatMulJob& job = *(after - 1);
     MatMulBlock b = job.block;
     b.scratch = s.workers[static_cast<std::size_t>(worker)].get(0);
-    NextTasks more(pool, job, i, worker);
+    NextTasks more(pool, job, after == jobs.end() ? nullptr : &*after, i, worker);
     b.more = &more;
     const std::int64_t row = (i - job.first_task) * job.rows_per_task, end = std::min(b.w.rows, row + job.rows_per_task);
-    if (end < b.w.rows)
-      b.then = {&job.block.w, end};
-    else if (after != jobs.end())
-      b.then = {&after->block.w, 0};
+    b.then = more.behind(end);
     job.fn(b, row, end);
   });
 }
@@ -76,7 +79,7 @@ void CpuBackend::execute(Stream& stream, const MatMul& op) {
     memory += QuantizedBuffer::bytes(n, cols, kGroups[i]);
     const auto quantize = [&](std::int64_t t, int worker) noexcept {
       const std::int64_t first = t * tile;
-      quantize_tile(k_, xq[i], first, std::min(tile, n - first), 0, cols,
+      quantize_tile(k_, xq[i], first, std::min(tile, n - first), tile, 0, cols,
                     s.workers[static_cast<std::size_t>(worker)].get(0),
                     [&](std::int64_t r) noexcept { return op.x.row(first + r); });
     };

@@ -38,6 +38,7 @@ namespace moeflux::backend::cpu::amx {
 #include "backend/cpu/kernels/generic/table.inl"
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
+#include "backend/cpu/kernels/generic/ahead.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
 #include "backend/cpu/kernels/avx512/bands.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
@@ -76,10 +77,8 @@ const KernelTable* amx_table() noexcept {
     KernelTable t = *avx512vnni_table();
     t.name = "amx";
     for (int i = 0; i < 7; ++i) t.fast[3 + i] = amx::kFast[i];
-    t.quantize_row = amx::quantize_row_tiles;
-    t.interleave = amx::interleave_tokens;
+    t.interleave = amx::interleave_amx;
     t.token_tile = amx::amx_token_tile;
-    t.bands = false;
     return t;
   }();
   return &table;

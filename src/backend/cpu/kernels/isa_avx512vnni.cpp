@@ -34,6 +34,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/generic/table.inl"
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
+#include "backend/cpu/kernels/generic/ahead.inl"
 #include "backend/cpu/kernels/avx512/linear.inl"
 #include "backend/cpu/kernels/avx512/bands.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"

@@ -13,7 +13,7 @@ namespace moeflux::backend::cpu {
 
 // Activations in 8 bits: per row and group x8, d and the sum of x8. The order of x8 inside a group is the table's
 // own. With tile > 1 tokens lie in tiles of that many (the last may have fewer), n tokens of a tile side by side:
-// x8 [cols / 4][n][4], d and sx [cols / group][n].
+// x8 [cols / 4][n][4] (amx has tiles of [cols / 64][n][64], too), d and sx [cols / group][n].
 struct QuantizedRows {
   const std::int8_t* x8 = nullptr;   // [T, cols]
   const float* d = nullptr;          // [T, cols / group]
@@ -21,19 +21,19 @@ struct QuantizedRows {
   std::int64_t tile = 1;
 };
 
-// The rows behind a block's, a task at a time, as long as nobody else has them: a kernel that would lose time by ending asks for them
-// and goes on. True: rows up to the new `row_end` are to be computed, too.
-struct MoreRows {
-  virtual bool next(std::int64_t& row_end) noexcept = 0;
-
- protected:
-  ~MoreRows() = default;
-};
-
 // Rows that the same thread will most likely compute next: a kernel may ask memory for them before it ends.
 struct RowsToCome {
   const quant::MatrixView* w = nullptr;  // null: not known
   std::int64_t row = 0;
+};
+
+// The rows behind a block's, a task at a time, as long as nobody else has them: a kernel that would lose time by ending asks for them
+// and goes on. True: rows up to the new `row_end` are to be computed, too, and `then` is what will most likely follow.
+struct MoreRows {
+  virtual bool next(std::int64_t& row_end, RowsToCome& then) noexcept = 0;
+
+ protected:
+  ~MoreRows() = default;
 };
 
 // y[t, r] = W[r] . x[t] (+ bias[r]) for rows [row_begin, row_end) and all tokens.
@@ -161,11 +161,11 @@ struct KernelTable {
   void (*conv)(const ConvBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*delta_columns)(const DeltaBlock& b, std::int64_t c_begin, std::int64_t c_end) noexcept;
   void (*head_matmul)(const HeadMatMulBlock& b) noexcept;
-  // Tokens per tile that the fast kernel of `w` likes best (it takes larger ones, too), and the rows of one tile brought side by
-  // side (QuantizedRows); null: the kernels of this table want plain rows.
+  // Tokens per tile that the fast kernel of `w` likes best (it takes larger ones, too), and the n <= tile rows of one tile brought side
+  // by side (QuantizedRows; how may depend on `tile`); null: the kernels of this table want plain rows.
   std::int64_t (*token_tile)(const quant::MatrixView& w, std::int64_t n_tokens) noexcept;
   void (*interleave)(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
-                     std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
+                     std::int64_t tile, std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out,
                      std::int32_t* sx_out) noexcept;
   // Whether `fast` takes matrices in bands (quant/bands.h) and likes them better.
   bool bands = false;
@@ -174,7 +174,13 @@ struct KernelTable {
   // v_dim are multiples of 32. Null: not here.
   void (*attention_heads)(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* state,
                           int n_heads) noexcept;
+  // The sum of a multiple of 16 words: reading memory as fast as it comes, for probes.
+  std::uint64_t (*sum_words)(const std::uint64_t* words, std::size_t n_words) noexcept;
 };
+
+// Whether this CPU's cores read a matvec's weights faster when the kernel asks for them some KB ahead. Their own running ahead is
+// enough on AMD's (asking halves the speed of a Zen 4); on Intel's server cores, whose memory is further away, it is not.
+bool reads_better_ahead() noexcept;
 
 // Null where this build or this CPU does not have the instruction set.
 const KernelTable* scalar_table() noexcept;

@@ -152,9 +152,11 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
   using L = Linear<Slot, Group, Units>;
   const L l = prepare_linear<Slot, Group, Units>(b);
   const auto* codes = codes_of(b.w, static_cast<std::uint64_t>(row_begin));
+  [[maybe_unused]] RowsToCome then;
+  const bool ahead = reads_better_ahead();
   std::int64_t n_tiles = (row_end - row_begin) / kTileRows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {
-    if (i == n_tiles && b.more != nullptr && b.more->next(row_end)) n_tiles = (row_end - row_begin) / kTileRows;
+    if (i == n_tiles && b.more != nullptr && b.more->next(row_end, then)) n_tiles = (row_end - row_begin) / kTileRows;
     const std::int64_t row = row_begin + (i - 1) * kTileRows;
     // What this tile's sums will meet during the next one comes from memory, too.
     const std::uint64_t next = static_cast<std::uint64_t>(row + kTileRows) * l.scale_bytes();
@@ -171,6 +173,7 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
         for (std::int64_t block = u; block < end; ++block, codes += 8 * 32 * L::kVectors) {
           _mm_prefetch(scales + block * (8 * L::kPerUnit * L::kScaleBytes), _MM_HINT_T0);
           if constexpr (Slot != 3) _mm_prefetch(biases + block * (8 * L::kPerUnit * L::kScaleBytes), _MM_HINT_T0);
+          if (ahead) ask_for_lines<4 * L::kVectors>(codes + kBytesAhead);
           sum_block<Slot, Group>(codes, l.x + 2 * L::kVectors * x_at, now + 8 * block, l.array());
           for (x_at += 8; x_at >= l.units();) x_at -= l.units();
         }

@@ -11,6 +11,7 @@
 #include "backend/cpu/kernels/avx2/bytes.inl"
 #include "backend/cpu/kernels/avx2/registers.inl"
 #include "backend/cpu/kernels/generic/attention_heads.inl"
+#include "backend/cpu/kernels/generic/ahead.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"
 #include "backend/cpu/kernels/generic/bands.inl"

@@ -19,13 +19,8 @@ MOEFLUX_MATH void band_scales(const std::uint8_t* p, __m512& scales, __m512& bia
   }
 }
 
-MOEFLUX_MATH const std::uint8_t* band_at(const MatrixView& w, std::int64_t row) noexcept {
-  return reinterpret_cast<const std::uint8_t*>(w.data) + static_cast<std::uint64_t>(row) * w.format.row_bytes(static_cast<std::uint64_t>(w.cols)) +
-         static_cast<std::uint64_t>(row) * 2 * w.scale_row_bytes();
-}
-
 // Some tokens of the block, from `token` on.
-template <int Group, int Tokens, bool Bf16>
+template <int Group, int Tokens, bool Bf16, bool Ahead>
 void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_begin, std::int64_t row_end) noexcept {
   constexpr int kLines = Group / 8;
   const std::int64_t cols = b.w.cols, n_groups = cols / Group;
@@ -34,13 +29,21 @@ void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_beg
   const float* const d0 = b.xq.d + token * n_groups;
   const std::int32_t* const sx0 = b.xq.sx + token * n_groups;
   MoreRows* const more = b.n_tokens <= Tokens ? b.more : nullptr;
-  for (std::int64_t row = row_begin; row < row_end || (more != nullptr && more->next(row_end)); row += kTileRows) {
+  BandsAhead ahead(b, row_begin, row_end);
+  const auto goes_on = [&]() noexcept {
+    RowsToCome then;
+    if (more == nullptr || !more->next(row_end, then)) return false;
+    ahead.go_on(row_end, then);
+    return true;
+  };
+  for (std::int64_t row = row_begin; row < row_end || goes_on(); row += kTileRows) {
     __m512 acc[Tokens];
     for (int t = 0; t < Tokens; ++t) acc[t] = _mm512_setzero_ps();
     const std::int8_t* x = x0;
     for (std::int64_t g = 0; g < n_groups; ++g, x += Group) {
       __m512i low[Tokens], high[Tokens];
       for (int t = 0; t < Tokens; ++t) low[t] = high[t] = _mm512_setzero_si512();
+      if constexpr (Ahead) ahead.ask<kLines + 1>();
 #pragma GCC unroll 16
       for (int k = 0; k < kLines; ++k, codes += 64) {
         __m512i v = load512(codes);
@@ -66,14 +69,19 @@ void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_beg
   }
 }
 
-template <int Group, bool Bf16>
+template <int Group, bool Bf16, bool Ahead>
 void matvec_bands_of(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   for (std::int64_t t = 0; t < b.n_tokens; t += kMaxBandTokens) switch (b.n_tokens - t) {
-      case 1: matvec_bands<Group, 1, Bf16>(b, t, row_begin, row_end); break;
-      case 2: matvec_bands<Group, 2, Bf16>(b, t, row_begin, row_end); break;
-      case 3: matvec_bands<Group, 3, Bf16>(b, t, row_begin, row_end); break;
-      default: matvec_bands<Group, 4, Bf16>(b, t, row_begin, row_end); break;
+      case 1: matvec_bands<Group, 1, Bf16, Ahead>(b, t, row_begin, row_end); break;
+      case 2: matvec_bands<Group, 2, Bf16, Ahead>(b, t, row_begin, row_end); break;
+      case 3: matvec_bands<Group, 3, Bf16, Ahead>(b, t, row_begin, row_end); break;
+      default: matvec_bands<Group, 4, Bf16, Ahead>(b, t, row_begin, row_end); break;
     }
+}
+
+template <int Group, bool Bf16>
+void matvec_bands_of(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
+  reads_better_ahead() ? matvec_bands_of<Group, Bf16, true>(b, row_begin, row_end) : matvec_bands_of<Group, Bf16, false>(b, row_begin, row_end);
 }
 
 [[maybe_unused]] void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {  // not in every table

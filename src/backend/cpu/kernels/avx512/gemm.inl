@@ -240,7 +240,7 @@ std::int64_t token_tile(const MatrixView& w, std::int64_t n_tokens) noexcept {
 
 // Rows of one tile side by side, four columns of each in turn; d and sx follow by group.
 void interleave_tokens(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx,
-                       std::int64_t n, std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out,
+                       std::int64_t n, std::int64_t /*tile*/, std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out,
                        float* d_out, std::int32_t* sx_out) noexcept {
   for (std::int64_t t = 0; t < n; ++t) {
     std::int8_t* to = x8_out + 4 * t;

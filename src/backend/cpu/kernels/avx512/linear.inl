@@ -1,7 +1,7 @@
 // fast matmul for one to four tokens, 4-bit codes: weights are read strictly in the order in which they lie in memory, which is
 // what the hardware fetches ahead at full speed (sixteen rows side by side with prefetch instructions: two thirds of it). Codes
 // are split once and meet each token in turn; who takes that long between two lines has to ask for them (kAhead), for a single
-// token asking only takes the hardware's place.
+// token that depends on the processor (reads_better_ahead()).
 //
 // A unit is 128 codes. Rows follow each other without a gap, so the codes of sixteen rows are one sequence of units: sixteen
 // at a time are multiplied and reduced to one integer per unit and group, wherever rows begin and end. When the sums of a tile
@@ -233,9 +233,11 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
   using V = Lanes<Rows>;
   const L l = prepare_linear<Slot, Group, Units, Tokens, Rows>(b);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(b.w.data) + static_cast<std::uint64_t>(row_begin) * b.w.row_bytes();
+  [[maybe_unused]] RowsToCome then;
+  const bool ahead = reads_better_ahead();
   std::int64_t n_tiles = (row_end - row_begin) / Rows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {
-    if (i == n_tiles && b.more != nullptr && b.more->next(row_end)) n_tiles = (row_end - row_begin) / Rows;
+    if (i == n_tiles && b.more != nullptr && b.more->next(row_end, then)) n_tiles = (row_end - row_begin) / Rows;
     const std::int64_t row = row_begin + (i - 1) * Rows;
     std::int32_t* now = l.tile(i);
     const std::int32_t* before = l.tile(i + 1);
@@ -247,6 +249,7 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
       if (i < n_tiles)
         for (std::int64_t block = u * Rows / 16; block < end * Rows / 16; ++block, codes += 16 * 64) {
           if (l.units() >= 16) fetch_ahead(l, b, row + Rows, block, now, before);
+          if (Tokens == 1 && ahead) ask_for_lines<16>(codes + kBytesAhead);
           sum_block(l, codes, l.x + 2 * x_at, now + 16 * block);
           for (x_at += 16; x_at >= l.units();) x_at -= l.units();
         }

@@ -184,7 +184,7 @@ MOEFLUX_MATH __m512i unpack64(const std::uint8_t* p, int n) noexcept {
 }
 
 // The same formula as generic/matmul.inl, x8 in this table's order.
-void quantize_row_tiles(const float* x, std::int64_t cols, std::int64_t group, std::int8_t* x8, float* d,
+[[maybe_unused]] void quantize_row_tiles(const float* x, std::int64_t cols, std::int64_t group, std::int8_t* x8, float* d,  // not in every table
                         std::int32_t* sx) noexcept {
   const V16 magic = set1(12582912.0f), top = set1(127.0f), bottom = set1(-127.0f);
   const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);

@@ -6,10 +6,6 @@
 
 namespace {
 
-MOEFLUX_MATH const std::uint8_t* band_at(const MatrixView& w, std::int64_t row) noexcept {
-  return reinterpret_cast<const std::uint8_t*>(w.data) + static_cast<std::uint64_t>(row) * (w.row_bytes() + 2 * w.scale_row_bytes());
-}
-
 // The two fmas of a group.
 MOEFLUX_MATH V16 add_band_group(V16 acc, I16 idot, V16 scales, V16 biases, float d, std::int32_t sx) noexcept {
   const V16 dv = set1(d);
@@ -17,6 +13,7 @@ MOEFLUX_MATH V16 add_band_group(V16 acc, I16 idot, V16 scales, V16 biases, float
   return fma(set1(static_cast<float>(sx)), mul(biases, dv), acc);
 }
 
+template <bool Ahead>
 void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   const MatrixView& w = b.w;
   const std::int64_t group = w.format.group, n_groups = w.cols / group;
@@ -26,12 +23,20 @@ void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
     const std::int32_t* sx = b.xq.sx + t * n_groups;
     MoreRows* const more = b.n_tokens == 1 ? b.more : nullptr;
     const std::uint8_t* codes = band_at(w, row_begin);
-    for (std::int64_t r = row_begin; r < row_end || (more != nullptr && more->next(row_end)); r += kRows) {
+    BandsAhead ahead(b, row_begin, row_end);
+    const auto goes_on = [&]() noexcept {
+      RowsToCome then;
+      if (more == nullptr || !more->next(row_end, then)) return false;
+      ahead.go_on(row_end, then);
+      return true;
+    };
+    for (std::int64_t r = row_begin; r < row_end || goes_on(); r += kRows) {
       V16 acc = zero();
       const std::int8_t* x = b.xq.x8 + t * w.cols;
       for (std::int64_t g = 0; g < n_groups; ++g) {
         I16 sum = izero();
         for (std::int64_t c = 0; c < group; c += 32, x += 32) {
+          if constexpr (Ahead) ahead.ask<4>();
           Part part = begin_part<6>(sum);
 #pragma GCC unroll 4
           for (int k = 0; k < 16; k += 4, codes += 64) {
@@ -42,6 +47,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
           }
           end_part<6>(sum, part);
         }
+        if constexpr (Ahead) ahead.ask<1>();
         V16 scales, biases;
         band_scales(codes, bf16, scales, biases);
         codes += 64;
@@ -120,7 +126,8 @@ void gemm_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_e
 template <MatMulFn Rows>
 void matmul_bands_or(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
   if (b.w.order != quant::Order::Bands) return Rows(b, row_begin, row_end);
-  b.xq.tile > 1 ? gemm_bands(b, row_begin, row_end) : matvec_bands(b, row_begin, row_end);
+  if (b.xq.tile > 1) return gemm_bands(b, row_begin, row_end);
+  reads_better_ahead() ? matvec_bands<true>(b, row_begin, row_end) : matvec_bands<false>(b, row_begin, row_end);
 }
 
 template <MatMulFn Rows>

@@ -280,7 +280,7 @@ void quantize_row_panels(const float* x, std::int64_t cols, std::int64_t group, 
 }
 
 void interleave_panels(const std::int8_t* const* x8, const float* const* d, const std::int32_t* const* sx, std::int64_t n,
-                       std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out, std::int32_t* sx_out) noexcept {
+                       std::int64_t /*tile*/, std::int64_t cols, std::int64_t n_groups, std::int8_t* x8_out, float* d_out, std::int32_t* sx_out) noexcept {
   for (std::int64_t t = 0; t < n; ++t) {
     std::int8_t* to = x8_out + 4 * t;
     for (std::int64_t c = 0; c < cols; c += 4, to += 4 * n) std::memcpy(to, x8[t] + c, 4);
