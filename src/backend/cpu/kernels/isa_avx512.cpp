@@ -33,6 +33,7 @@ namespace moeflux::backend::cpu::avx512 {
 #include "backend/cpu/kernels/generic/table.inl"
 #include "backend/cpu/kernels/avx512/attention.inl"
 #include "backend/cpu/kernels/avx512/delta.inl"
+#include "backend/cpu/kernels/generic/delta_rows.inl"
 // clang-format on
 
 namespace {

@@ -43,6 +43,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/exact.inl"
 #include "backend/cpu/kernels/avx512/attention.inl"
 #include "backend/cpu/kernels/avx512/delta.inl"
+#include "backend/cpu/kernels/generic/delta_rows.inl"
 // clang-format on
 
 namespace {

@@ -38,6 +38,8 @@ namespace moeflux::backend::cpu::neon {
 #include "backend/cpu/kernels/neon/bytes.inl"
 #include "backend/cpu/kernels/neon/registers.inl"
 #include "backend/cpu/kernels/generic/attention_heads.inl"
+#include "backend/cpu/kernels/generic/delta_lanes.inl"
+#include "backend/cpu/kernels/generic/delta_rows.inl"
 #include "backend/cpu/kernels/generic/ahead.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"

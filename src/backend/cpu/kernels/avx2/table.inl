@@ -11,6 +11,8 @@
 #include "backend/cpu/kernels/avx2/bytes.inl"
 #include "backend/cpu/kernels/avx2/registers.inl"
 #include "backend/cpu/kernels/generic/attention_heads.inl"
+#include "backend/cpu/kernels/generic/delta_lanes.inl"
+#include "backend/cpu/kernels/generic/delta_rows.inl"
 #include "backend/cpu/kernels/generic/ahead.inl"
 #include "backend/cpu/kernels/generic/panel_ahead.inl"
 #include "backend/cpu/kernels/generic/panels.inl"

@@ -26,6 +26,7 @@ class BandsAhead {
     end_ = nullptr;
     if (then.w == nullptr || then.w->order != quant::Order::Bands || then.w->data == w_.data) return;  // none, or those behind it in memory
     end_ = band_at(w_, row_end), next_ = band_at(*then.w, then.row);
+    __builtin_prefetch(next_, 0, 2);
   }
   template <int Lines>
   MOEFLUX_MATH void ask() noexcept {

@@ -300,6 +300,7 @@ constexpr KernelTable panel_table() {
   t.token_tile = panel_token_tile;
   t.interleave = interleave_panels;
   t.attention_heads = attention_heads;
+  t.delta_columns = delta_columns_tiles;
   return t;
 }
 constexpr KernelTable kPanelTable = panel_table();
