@@ -252,17 +252,13 @@ void gemm_amx(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end
       const auto multiply = [&](const auto& from) noexcept {
         two ? amx_tiles<kSigned, true>(from, w.cols, group, k, t0, t1, acc, ahead) : amx_tiles<kSigned, false>(from, w.cols, group, k, t0, t1, acc, ahead);
       };
-      if constexpr (Slot == 6) {
+      if constexpr (Slot == 6)
         if (by_groups) {
           const std::uint8_t *band0 = band_at(w, r), *band1 = row_end - r > kTileRows ? band_at(w, r + kTileRows) : band0;
           w.format.scale_dtype == DType::BF16 ? multiply(GroupsOfBands<true>{band0, band1, panel, group})
                                               : multiply(GroupsOfBands<false>{band0, band1, panel, group});
-        } else {
-          multiply(WholePanel{panel, group});
         }
-      } else {
-        multiply(WholePanel{panel, group});
-      }
+      if (!by_groups) multiply(WholePanel{panel, group});
       for (std::int64_t i = 0; i < n; ++i) {
         const float* a = acc + (i < t0.n ? i : kAmxTokens + i - t0.n) * kPanelRows;
         store_rows(b, t + i, r, row_end - r, _mm512_load_ps(a));

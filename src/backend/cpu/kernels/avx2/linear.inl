@@ -152,7 +152,7 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
   using L = Linear<Slot, Group, Units>;
   const L l = prepare_linear<Slot, Group, Units>(b);
   const auto* codes = codes_of(b.w, static_cast<std::uint64_t>(row_begin));
-  [[maybe_unused]] RowsToCome then;
+  RowsToCome then;
   const bool ahead = reads_better_ahead();
   std::int64_t n_tiles = (row_end - row_begin) / kTileRows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {

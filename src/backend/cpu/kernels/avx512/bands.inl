@@ -29,7 +29,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_beg
   const float* const d0 = b.xq.d + token * n_groups;
   const std::int32_t* const sx0 = b.xq.sx + token * n_groups;
   MoreRows* const more = b.n_tokens <= Tokens ? b.more : nullptr;
-  BandsAhead ahead(b, row_begin, row_end);
+  BandsAhead<Ahead> ahead(b, row_begin, row_end);
   const auto goes_on = [&]() noexcept {
     RowsToCome then;
     if (more == nullptr || !more->next(row_end, then)) return false;
@@ -43,7 +43,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_beg
     for (std::int64_t g = 0; g < n_groups; ++g, x += Group) {
       __m512i low[Tokens], high[Tokens];
       for (int t = 0; t < Tokens; ++t) low[t] = high[t] = _mm512_setzero_si512();
-      if constexpr (Ahead) ahead.ask<kLines + 1>();
+      ahead.template ask<kLines + 1>();
 #pragma GCC unroll 16
       for (int k = 0; k < kLines; ++k, codes += 64) {
         __m512i v = load512(codes);

@@ -233,7 +233,7 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
   using V = Lanes<Rows>;
   const L l = prepare_linear<Slot, Group, Units, Tokens, Rows>(b);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(b.w.data) + static_cast<std::uint64_t>(row_begin) * b.w.row_bytes();
-  [[maybe_unused]] RowsToCome then;
+  RowsToCome then;
   const bool ahead = reads_better_ahead();
   std::int64_t n_tiles = (row_end - row_begin) / Rows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {

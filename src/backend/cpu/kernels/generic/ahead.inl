@@ -15,7 +15,8 @@ MOEFLUX_MATH const std::uint8_t* band_at(const MatrixView& w, std::int64_t row) 
   return reinterpret_cast<const std::uint8_t*>(w.data) + static_cast<std::uint64_t>(row) * (w.row_bytes() + 2 * w.scale_row_bytes());
 }
 
-// The bands of a block, group by group, and behind them what the same thread reads next.
+// The bands of a block, group by group, and behind them what the same thread reads next. Not On: nothing at all.
+template <bool On>
 class BandsAhead {
  public:
   MOEFLUX_MATH BandsAhead(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept : w_(b.w), at_(band_at(b.w, row_begin) + kBytesAhead) {
@@ -23,6 +24,7 @@ class BandsAhead {
   }
   // The block now ends at row_end.
   MOEFLUX_MATH void go_on(std::int64_t row_end, const RowsToCome& then) noexcept {
+    if constexpr (!On) return;
     end_ = nullptr;
     if (then.w == nullptr || then.w->order != quant::Order::Bands || then.w->data == w_.data) return;  // none, or those behind it in memory
     end_ = band_at(w_, row_end), next_ = band_at(*then.w, then.row);
@@ -30,6 +32,7 @@ class BandsAhead {
   }
   template <int Lines>
   MOEFLUX_MATH void ask() noexcept {
+    if constexpr (!On) return;
     if (end_ != nullptr && at_ >= end_) at_ = next_ + (at_ - end_), end_ = nullptr;
     ask_for_lines<Lines>(at_);
     at_ += 64 * Lines;

@@ -23,7 +23,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
     const std::int32_t* sx = b.xq.sx + t * n_groups;
     MoreRows* const more = b.n_tokens == 1 ? b.more : nullptr;
     const std::uint8_t* codes = band_at(w, row_begin);
-    BandsAhead ahead(b, row_begin, row_end);
+    BandsAhead<Ahead> ahead(b, row_begin, row_end);
     const auto goes_on = [&]() noexcept {
       RowsToCome then;
       if (more == nullptr || !more->next(row_end, then)) return false;
@@ -36,7 +36,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
       for (std::int64_t g = 0; g < n_groups; ++g) {
         I16 sum = izero();
         for (std::int64_t c = 0; c < group; c += 32, x += 32) {
-          if constexpr (Ahead) ahead.ask<4>();
+          ahead.template ask<4>();
           Part part = begin_part<6>(sum);
 #pragma GCC unroll 4
           for (int k = 0; k < 16; k += 4, codes += 64) {
@@ -47,7 +47,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
           }
           end_part<6>(sum, part);
         }
-        if constexpr (Ahead) ahead.ask<1>();
+        ahead.template ask<1>();
         V16 scales, biases;
         band_scales(codes, bf16, scales, biases);
         codes += 64;
