@@ -90,10 +90,13 @@ struct MatMulJob {
 };
 
 // Bytes of weights a task reads when tokens are few: many tasks per thread, so that the threads end together, each long enough to
-// read memory at full speed, short enough to be handed to another thread when its own is held up.
+// read memory at full speed, short enough to be handed to another thread when its own is held up. Smaller ones only so that every thread has
+// some.
 inline std::int64_t bytes_per_task(std::uint64_t total_bytes, int n_threads) noexcept {
-  constexpr std::int64_t kTasksPerThread = 16;
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(total_bytes) / (kTasksPerThread * n_threads), 64 << 10, 256 << 10);
+  constexpr std::int64_t kTasksPerThread = 16, kLeastTasksPerThread = 2;
+  const auto bytes = static_cast<std::int64_t>(total_bytes);
+  const std::int64_t least = std::clamp<std::int64_t>(bytes / (kLeastTasksPerThread * n_threads), 8 << 10, 64 << 10);
+  return std::clamp<std::int64_t>(bytes / (kTasksPerThread * n_threads), least, 256 << 10);
 }
 
 // Rows a task computes; one panel when tokens are many, whole tiles of rows when they are few.

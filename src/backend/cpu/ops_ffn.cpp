@@ -1,5 +1,6 @@
 // ExpertFfn: two fork-joins. The first computes gate, up and their product for slices of the inner width and
 // quantizes them where they are; the second the last matrices, straight into the slots.
+#include <atomic>
 #include <new>
 
 #include "backend/cpu/matmul_plan.h"
@@ -8,12 +9,15 @@ namespace moeflux::backend::cpu {
 namespace {
 
 // Inner columns of a task of the first half: whole groups of the last matrix, so that each is one task's own; long enough that
-// where a matrix begins and ends counts little, unless threads would be without work.
+// where a matrix begins and ends counts little. Parts of groups, whole tiles of rows, only where threads would be without work.
 constexpr std::int64_t kMostInnerPerTask = 256, kLeastInnerPerTask = 64, kTasksPerThread = 4;
+constexpr std::int64_t kLeastOfGroup = 16, kLeastTasksPerThread = 2;
 
 std::int64_t inner_per_task(std::int64_t n_works, std::int64_t inner, std::int64_t largest_group, int n_threads) noexcept {
   std::int64_t columns = kMostInnerPerTask;
-  while (columns / 2 >= std::max(kLeastInnerPerTask, largest_group) && n_works * ((inner + columns - 1) / columns) < kTasksPerThread * n_threads) columns /= 2;
+  const auto too_few = [&](std::int64_t per_thread) { return n_works * ((inner + columns - 1) / columns) < per_thread * n_threads; };
+  while (columns / 2 >= std::max(kLeastInnerPerTask, largest_group) && too_few(kTasksPerThread)) columns /= 2;
+  while (columns / 2 >= kLeastOfGroup && too_few(kLeastTasksPerThread)) columns /= 2;
   return columns;
 }
 
@@ -32,6 +36,9 @@ struct Plan {
   QuantizedBuffer mid[kGroupSizes] = {};
   float* gate = nullptr;  // [total, inner], then the product
   float* up = nullptr;
+  // Where tasks have parts of groups: columns of each group that are computed, [works, groups]. Who completes one quantizes it.
+  std::int64_t largest_group = 1, groups = 0;
+  std::atomic<std::int64_t>* done = nullptr;
 };
 
 const float* bias_of(const TensorView& b) noexcept { return b.empty() ? nullptr : b.f32(); }
@@ -98,7 +105,15 @@ void gather(const KernelTable& k, const Plan& p, Work& w, const QuantizedBuffer 
   }
 }
 
-// Columns [c0, c1) of the inner activation of one work; `then`: where the slice that follows begins.
+// Whole groups of the inner activation of one work.
+void quantize_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1, std::byte* scratch) noexcept {
+  const float* const mid = p.gate + w.first * p.inner + c0;
+  for (std::int64_t t = 0; t < w.n; t += w.tile)
+    quantize_tile(k, p.mid[group_slot(w.w->m.down)], w.first + t, std::min(w.tile, w.n - t), w.tile, c0, c1, scratch,
+                  [&](std::int64_t i) noexcept { return mid + (t + i) * p.inner; });
+}
+
+// Columns [c0, c1) of the inner activation of one work, in one group of the last matrix or of whole ones; `then`: where the slice that follows begins.
 void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_t c0, std::int64_t c1, RowsToCome then,
                  std::byte* scratch) noexcept {
   const FfnMatrices& m = w.w->m;
@@ -120,9 +135,10 @@ void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_
                               : k.clamped_glu(g, u, g, c1 - c0, p.op.limit, p.op.alpha);
   }
   if (!is_fast(m.down, p.op.precision)) return;
-  for (std::int64_t t = 0; t < w.n; t += w.tile)
-    quantize_tile(k, p.mid[group_slot(m.down)], w.first + t, std::min(w.tile, w.n - t), w.tile, c0, c1, scratch,
-                  [&](std::int64_t i) noexcept { return gate + (t + i) * p.inner + c0; });
+  if (p.done == nullptr) return quantize_slice(k, p, w, c0, c1, scratch);
+  const std::int64_t group = c0 / p.largest_group, first = group * p.largest_group, last = std::min(p.inner, first + p.largest_group);
+  std::atomic<std::int64_t>& done = p.done[(&w - p.works.data()) * p.groups + group];
+  if (done.fetch_add(c1 - c0, std::memory_order_acq_rel) + c1 - c0 == last - first) quantize_slice(k, p, w, first, last, scratch);
 }
 
 // Carves arrays out of one block of memory.
@@ -163,13 +179,20 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   if (p.total == 0) return;
   for (Scratch& w : s.workers) w.get(matmul_scratch_bytes(std::max(p.cols, p.inner)));
 
+  for (std::size_t i = 0; i < kGroupSizes; ++i)
+    if (p.need_mid[i]) p.largest_group = kGroups[i];
+  const auto n = static_cast<std::int64_t>(n_works);
+  const std::int64_t columns = inner_per_task(n, p.inner, p.largest_group, pool_.size());
+  if (columns < p.largest_group) p.groups = (p.inner + p.largest_group - 1) / p.largest_group;
+  const auto n_done = static_cast<std::size_t>(n * p.groups);
+
   const std::int64_t n_tokens = op.x.dim(0);
   const auto inner_floats = static_cast<std::size_t>(p.total * p.inner);
   const std::size_t gathered_floats =
       p.need_f32 && p.total > 1 ? static_cast<std::size_t>(p.total * p.cols) : 0;
   Carver c{s.partials.get(set_bytes(p.need_in, n_tokens + p.total, p.cols) +
                           set_bytes(p.need_mid, p.total, p.inner) + (2 * inner_floats + gathered_floats) * 4 +
-                          64 * 32)};
+                          n_done * sizeof(*p.done) + 64 * 32)};
   QuantizedBuffer tokens[kGroupSizes], packed[kGroupSizes];
   carve_sets(c, p.need_in, n_tokens, p.cols, tokens);
   carve_sets(c, p.need_in, p.total, p.cols, packed);
@@ -177,6 +200,10 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   p.gate = c.take<float>(inner_floats);
   p.up = c.take<float>(inner_floats);
   auto* gathered = c.take<float>(gathered_floats);
+  if (n_done > 0) {
+    p.done = c.take<std::atomic<std::int64_t>>(n_done);
+    for (std::size_t i = 0; i < n_done; ++i) new (p.done + i) std::atomic<std::int64_t>(0);
+  }
 
   const auto quantize = [&](std::int64_t t, int) noexcept {
     for (std::size_t i = 0; i < kGroupSizes; ++i)
@@ -187,7 +214,6 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   const auto gather_work = [&](std::int64_t i, int) noexcept {
     gather(k_, p, p.works[static_cast<std::size_t>(i)], tokens, packed, gathered);
   };
-  const auto n = static_cast<std::int64_t>(n_works);
   if (n_tokens * p.cols <= kInlineElements) {
     for (std::int64_t t = 0; t < n_tokens; ++t) quantize(t, 0);
     for (std::int64_t i = 0; i < n; ++i) gather_work(i, 0);
@@ -196,10 +222,6 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
     pool_.run(n, gather_work);
   }
 
-  std::int64_t largest_group = 1;
-  for (std::size_t i = 0; i < kGroupSizes; ++i)
-    if (p.need_mid[i]) largest_group = kGroups[i];
-  const std::int64_t columns = inner_per_task(n, p.inner, largest_group, pool_.size());
   const std::int64_t slices = (p.inner + columns - 1) / columns;
   pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
     const Work& w = p.works[static_cast<std::size_t>(i / slices)];
