@@ -6,12 +6,12 @@
 # NAMEs, each a few minutes at most and able to run alone; all of them by default:
 #   tests        the device's op and model tests, tiers and units among them
 #   determinism  the demo model's logits: device memory for all, half, a quarter and one token's experts, main memory for the rest or a part,
-#                whole and in chunks, twice; all must be the CPU's
+#                computed by the device or the processor, whole and in chunks, twice; all must be the CPU's
 #   sanitize     compute-sanitizer (where it is installed) over op tests and decodes, whole and in tiers
 #   bench_ops    matvecs and latent attention alone, where BIN has device_bench (cmake -DMOEFLUX_BENCH=ON)
 #   bench_all    the 35b-a3b shape, everything in device memory
 #   bench_tiers  the same with a quarter of the experts on the device and the rest in main memory; routing replayed with -t, repeated behind
-#                a prompt of 512 tokens, and once as it was recorded
+#                a prompt of 512 tokens (also with the device computing alone), and once as it was recorded
 #   bench_disk   the same with main memory for a tenth, a twentieth and a fiftieth of the experts
 #   bench_mla    the deepseek-v3 shape in 4 layers, decoding behind a context of 32k
 #
@@ -58,7 +58,7 @@ tests() {
 }
 
 determinism() {
-  local common=(bench models/demo -p 96 -n 24 -r 2 --no-probe --json) want all fixed experts part percent ram chunk got
+  local common=(bench models/demo -p 96 -n 24 -r 2 --no-probe --json) want all fixed experts part percent place ram chunk got
   "$moeflux" "${common[@]}" --backend cpu >"$scratch/cpu.json" || { failed=1; return; }
   want=$(field "$scratch/cpu.json" 'd["logits_hash"]')
   "$moeflux" "${common[@]}" --backend cuda --chunk 64 >"$scratch/all.json" || { failed=1; return; }
@@ -68,17 +68,19 @@ determinism() {
   # A ceiling of main memory that leaves room for about a third of the experts.
   "$moeflux" "${common[@]}" --backend cuda --chunk 64 --vram $((all - experts / 2)) >"$scratch/half.json" || { failed=1; return; }
   part=$(field "$scratch/half.json" 'd["device"]["ram_least_bytes"] + d["device"]["slot_bytes"] * d["experts"] // 3')
-  printf '\n== determinism: the CPU says %s\n%-8s %-8s %-8s %-18s %s\n' "$want" vram ram chunk logits ''
+  printf '\n== determinism: the CPU says %s\n%-8s %-8s %-8s %-8s %-18s %s\n' "$want" vram ram by chunk logits ''
   for percent in 100 50 25 5; do
-    for ram in '' "$part"; do
+    for place in all:off all:on part:auto; do
+      ram=
+      [[ $place == part:* ]] && ram=$part
       for chunk in 64 17; do
         if "$moeflux" "${common[@]}" --backend cuda --chunk "$chunk" --vram $((fixed + experts * percent / 100 + (percent == 100 ? 100000000 : 0))) ${ram:+--ram $ram} \
-          >"$scratch/one.json" 2>"$scratch/one.err"; then
+          --cpu-experts "${place#*:}" >"$scratch/one.json" 2>"$scratch/one.err"; then
           got=$(field "$scratch/one.json" 'd["logits_hash"]')
         else
           got=$(tail -1 "$scratch/one.err")
         fi
-        printf '%-8s %-8s %-8s %-18s %s\n' "$percent %" "${ram:+part}" "$chunk" "$got" "$([[ $got == "$want" ]] && echo same || echo DIFFERENT)"
+        printf '%-8s %-8s %-8s %-8s %-18s %s\n' "$percent %" "${place%:*}" "${place#*:}" "$chunk" "$got" "$([[ $got == "$want" ]] && echo same || echo DIFFERENT)"
         [[ $got == "$want" ]] || failed=1
       done
     done
@@ -113,7 +115,7 @@ sanitize() {
   for tool in memcheck racecheck initcheck; do
     sanitize_ops "$tool"
     run compute-sanitizer --tool "$tool" --error-exitcode 1 "$moeflux" bench models/demo --backend cuda -p 40 -n 6 -r 1 --no-probe
-    run compute-sanitizer --tool "$tool" --error-exitcode 1 "$moeflux" bench models/demo --backend cuda --chunk 16 --vram $((all - experts / 2)) -p 40 -n 6 -r 1 --no-probe
+    run compute-sanitizer --tool "$tool" --error-exitcode 1 "$moeflux" bench models/demo --backend cuda --chunk 16 --vram $((all - experts / 2)) --cpu-experts on -p 40 -n 6 -r 1 --no-probe
   done
 }
 
@@ -128,7 +130,7 @@ t = d["decode"].get("tiers")
 if t:
     n = max(1, t["device_hits"] + t["host_hits"] + t["disk_misses"])
     line += (f'; on the device {100 * t["device_hits"] / n:.1f} %, main memory {100 * t["host_hits"] / n:.1f} %, disk {100 * t["disk_misses"] / n:.1f} %; '
-             f'{t["bytes_to_device_per_token"] / 1e6:.0f} MB a token to the device, {t["bytes_to_device_per_second"] / 1e9:.1f} of {d["device"]["link_to_device_bytes_per_second"] / 1e9:.1f} GB/s; '
+             f'{t["bytes_to_device_per_token"] / 1e6:.0f} MB a token to the device, {t["cpu_experts_per_token"]:.1f} experts by the processor, {t["bytes_to_device_per_second"] / 1e9:.1f} of {d["device"]["link_to_device_bytes_per_second"] / 1e9:.1f} GB/s; '
              f'{100 * t["share_of_bound"]:.0f} % of the bound of {t["bound_tokens_per_second"]:.0f} tok/s, {100 * t["share_of_bound_dependent"]:.0f} % of {t["bound_dependent_tokens_per_second"]:.0f} where copies wait for routers')
 print(line, "; logits", d["logits_hash"])
 PY
@@ -180,6 +182,7 @@ bench_tiers() {
   vram=$(quarter "$folder") || { failed=1; return; }
   [[ -n $trace ]] && replay=(--replay "$trace")
   bench tiers "$folder" -p 512 -n 128 -r 3 --chunk 512 --vram "$vram" "${replay[@]}"
+  bench tiers_device_alone "$folder" -p 512 -n 128 -r 3 --chunk 512 --vram "$vram" --cpu-experts off "${replay[@]}"
   [[ -n $trace ]] || return
   local steps
   read -r -a steps < <(trace_steps "$trace")

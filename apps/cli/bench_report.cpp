@@ -39,10 +39,11 @@ std::string tiers_text(const BenchResult& r, const PhaseTotals& t, double memory
                                  100 * share(static_cast<double>(t.device_hits), n), 100 * share(static_cast<double>(t.host_hits), n),
                                  100 * share(static_cast<double>(t.disk_misses), n), bytes_text(t.per_token(t.bytes_to_device)),
                                  bytes_text(t.per_token(t.bytes_to_host)), bytes_text(t.bytes_per_token()));
+  if (t.cpu_experts > 0) text += fmt::format("; the processor computes {:.1f} experts a token", t.per_token(t.cpu_experts));
   if (const double bound = r.tier_bound(t, memory_bytes); bound > 0)
-    text += fmt::format("; {}/s of the link's {}/s, {:.0f} % of the {:.1f} tok/s that link, disk and device memory allow, {:.0f} % of the {:.1f} where copies wait for routers",
+    text += fmt::format("; {}/s of the link's {}/s, {:.0f} % of the {:.1f} tok/s that link, disk and device memory allow{}, {:.0f} % of the {:.1f} where copies wait for routers",
                         bytes_text(t.rate(t.bytes_to_device)), bytes_text(r.gpu.to_device_bytes_per_second), 100 * share(reached, bound), bound,
-                        100 * share(reached, r.tier_bound_dependent(t, memory_bytes)), r.tier_bound_dependent(t, memory_bytes));
+                        t.cpu_experts > 0 ? " where the processor computes nothing" : "", 100 * share(reached, r.tier_bound_dependent(t, memory_bytes)), r.tier_bound_dependent(t, memory_bytes));
   return text + fmt::format("; stalled {:.3f} s of {:.3f} s", t.stall_seconds(), t.seconds());
 }
 
@@ -53,6 +54,7 @@ Json tiers_json(const BenchResult& r, const PhaseTotals& t, double memory_bytes,
           {"disk_misses", t.disk_misses},
           {"bytes_to_device_per_token", t.per_token(t.bytes_to_device)},
           {"bytes_to_host_per_token", t.per_token(t.bytes_to_host)},
+          {"cpu_experts_per_token", t.per_token(t.cpu_experts)},
           {"bytes_to_device_per_second", t.rate(t.bytes_to_device)},
           {"bound_tokens_per_second", bound},
           {"share_of_bound", share(reached, bound)},
@@ -137,13 +139,15 @@ void PhaseTotals::add(const SessionStats& from, const SessionStats& to, bool dec
   disk_misses += to.disk_misses - from.disk_misses;
   bytes_to_device += to.bytes_to_device - from.bytes_to_device;
   bytes_to_host += to.bytes_to_host - from.bytes_to_host;
+  cpu_experts += to.cpu_experts - from.cpu_experts;
 }
 
 namespace {
 
-// Seconds a token's copies and reads take, the slowest way.
+// Seconds a token's copies and reads take, the slowest way; what the processor computed would have come over the link.
 double copy_seconds(const BenchResult& r, const PhaseTotals& t) {
-  return std::max({share(t.per_token(t.bytes_to_device), r.gpu.to_device_bytes_per_second), share(t.per_token(t.bytes_to_host), r.gpu.to_host_bytes_per_second),
+  const double to_device = t.per_token(t.bytes_to_device) + t.per_token(t.cpu_experts) * static_cast<double>(r.split.device.slot_bytes);
+  return std::max({share(to_device, r.gpu.to_device_bytes_per_second), share(t.per_token(t.bytes_to_host), r.gpu.to_host_bytes_per_second),
                    share(t.bytes_per_token(), r.disk.bytes_per_second)});
 }
 

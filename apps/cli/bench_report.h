@@ -41,7 +41,7 @@ struct TokenBytes {
 struct PhaseTotals {
   std::int64_t tokens = 0;
   std::uint64_t ns = 0, stall_ns = 0, requests = 0, hits = 0, bytes_read = 0;
-  std::uint64_t device_hits = 0, host_hits = 0, disk_misses = 0, bytes_to_device = 0, bytes_to_host = 0;  // of tiers
+  std::uint64_t device_hits = 0, host_hits = 0, disk_misses = 0, bytes_to_device = 0, bytes_to_host = 0, cpu_experts = 0;  // of tiers
 
   void add(const SessionStats& from, const SessionStats& to, bool decode);
   double seconds() const { return static_cast<double>(ns) / 1e9; }
@@ -72,7 +72,8 @@ struct BenchResult {
   GpuDevice gpu;  // where experts are in tiers
 
   bool tiered() const { return split.device.vram_bytes > 0; }
-  // tok/s that link, disk and device memory allow a phase with the bytes it moved, the slowest of them; 0: not measured.
+  // tok/s that link, disk and device memory allow a phase with the bytes it moved, or would have if the processor had computed nothing: the
+  // slowest of them; 0: not measured.
   double tier_bound(const PhaseTotals& totals, double memory_bytes) const;
   // The same where no copy starts before its layer's router has spoken and none is hidden: copies and memory one after the other.
   double tier_bound_dependent(const PhaseTotals& totals, double memory_bytes) const;

@@ -108,6 +108,10 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
       ->capture_default_str();
   app.add_option("--gpu", options.gpu, "The CUDA device")->check(CLI::Range(0, 255))->capture_default_str();
   app.add_option("--vram", options.vram, "Ceiling of device memory, for example 24GB; default: what is free. Experts that do not fit are in main memory and on disk")->type_name("SIZE");
+  app.add_option("--cpu-experts", options.cpu_experts,
+                 "With a device: the processor computes experts in main memory, too; auto: as many as pay, on: all; never changes a result")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   app.add_flag("-v,--verbose", options.verbose, "Notes as well as warnings on standard error");
 }
 
@@ -184,6 +188,7 @@ EngineOptions engine_options(const ModelOptions& options) {
   out.backend = options.backend == "cpu" ? BackendKind::Cpu : options.backend == "cuda" ? BackendKind::Cuda : BackendKind::Auto;
   out.gpu = options.gpu;
   if (!options.vram.empty()) out.vram_bytes = parse_size(options.vram, "--vram");
+  out.cpu_experts = options.cpu_experts == "on" ? CpuExperts::On : options.cpu_experts == "off" ? CpuExperts::Off : CpuExperts::Auto;
   out.prefetch = options.prefetch == "on" ? Prefetch::On : options.prefetch == "off" ? Prefetch::Off : Prefetch::Auto;
   return out;
 }

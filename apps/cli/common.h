@@ -32,6 +32,7 @@ struct ModelOptions {
   std::string backend = "auto";
   int gpu = 0;
   std::string vram;  // a size, or empty
+  std::string cpu_experts = "auto";
   bool verbose = false;
 };
 
@@ -39,7 +40,7 @@ struct ModelOptions {
 CLI::Validator at_least(std::int64_t low);
 
 void add_model_argument(CLI::App& app, std::string& model);
-// -t, --precision, --isa, --kv, --chunk, --ram, --io, --prefetch, --backend, --gpu, --vram, -v.
+// -t, --precision, --isa, --kv, --chunk, --ram, --io, --prefetch, --backend, --gpu, --vram, --cpu-experts, -v.
 void add_engine_options(CLI::App& app, ModelOptions& options);
 // --trace: for verbs that run a model on real input.
 void add_trace_option(CLI::App& app, ModelOptions& options);

@@ -26,6 +26,10 @@ enum class IoKind : std::uint8_t { Auto, Uring, Pread };
 // it is measured to pay. Never changes a result.
 enum class Prefetch : std::uint8_t { Auto, On, Off };
 
+// Whether the processor computes some of a token's experts beside a device, where they lie in main memory and the device would have to read them
+// over its link. Auto: as many as are measured to pay; On: all it may. Never changes a result.
+enum class CpuExperts : std::uint8_t { Auto, On, Off };
+
 // Where an engine computes. Auto: on a CUDA device where there is one that holds the trunk and some experts, else on the CPU.
 enum class BackendKind : std::uint8_t { Cpu, Cuda, Auto };
 
@@ -47,6 +51,7 @@ struct EngineOptions {
   // The ceiling of device memory: trunk, experts, one `planned` session, scratch. 0: what is free. Experts that do not fit are kept
   // in main memory, under ram_bytes, and on disk; one too low for that is OutOfMemory and names the least that would do.
   std::uint64_t vram_bytes = 0;
+  CpuExperts cpu_experts = CpuExperts::Auto;
   LogSink log;            // warnings and notes; may be empty
   ProgressSink progress;  // loading; may be empty
 };

@@ -18,6 +18,7 @@ struct SessionStats {
   // Where experts are in tiers (by all sessions): of those asked for, where they were, and what was copied over the link.
   std::uint64_t device_hits = 0, host_hits = 0, disk_misses = 0;
   std::uint64_t bytes_to_device = 0, bytes_to_host = 0;
+  std::uint64_t cpu_experts = 0;  // of this session's experts in main memory: computed there by the processor
   // Prefetch: experts foretold for a next layer and chosen there; experts read on a hint (by all sessions), asked for
   // later, and evicted before anybody asked; decode steps with and without it, and their medians in the last trial.
   std::uint64_t predicted = 0, predicted_right = 0;

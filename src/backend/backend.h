@@ -60,6 +60,9 @@ class Backend {
   virtual bool begin_step(Stream&, std::span<const std::int32_t> /*tokens*/, std::int64_t /*pos0*/, bool /*repeatable*/) { return false; }
   virtual void end_step(Stream&, bool /*complete*/) {}
 
+  // Between expect(true) and expect(false), which nest, ops come at short notice: whoever computes them waits awake.
+  virtual void expect(bool /*ops*/) noexcept {}
+
   // Steps in units, where the backend can record them; else null. The backend owns it.
   virtual UnitRunner* units() noexcept { return nullptr; }
 

@@ -15,6 +15,7 @@ inline constexpr std::int64_t kCudaChunk = 8192;
 
 struct CudaOptions {
   int device = 0;
+  Allocator* host = nullptr;  // whose memory is pinned; outlives the backend. Null: the driver's own, in small pages
 };
 
 struct CudaDeviceInfo {

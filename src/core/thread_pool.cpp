@@ -34,7 +34,7 @@ int clamp_threads(int n) {
 
 int usable_cores() noexcept { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(clamp_threads(n_threads)), shares_(static_cast<std::size_t>(n_threads_)), seats_(static_cast<std::size_t>(n_threads_)) {
+ThreadPool::ThreadPool(int n_threads) : n_threads_(clamp_threads(n_threads)), fits_(n_threads_ <= usable_cores()), shares_(static_cast<std::size_t>(n_threads_)), seats_(static_cast<std::size_t>(n_threads_)) {
   workers_.reserve(static_cast<std::size_t>(n_threads_ - 1));
   for (int i = 1; i < n_threads_; ++i) workers_.emplace_back([this, i] { worker_main(i); });
 }
@@ -109,7 +109,10 @@ void ThreadPool::run_erased(std::int64_t n_tasks, TaskFn fn, void* ctx) {
 std::uint32_t ThreadPool::next_job(std::uint32_t seen) noexcept {
   std::uint32_t now = job_.load(std::memory_order_seq_cst);
   for (int spins = 0; now >> 1 == seen >> 1; ++spins) {
-    if (spins < kSpins) {
+    if (n_awake_.load(std::memory_order_relaxed) > 0) {
+      pause();
+      spins = 0;
+    } else if (spins < kSpins) {
       pause();
     } else {
       parked_.fetch_add(1, std::memory_order_seq_cst);

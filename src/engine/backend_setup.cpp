@@ -70,15 +70,19 @@ std::string why_not_the_device(const MemorySplit& split) {
   return fmt::format("{} of device memory, at least {} are needed: computing on the CPU", format_bytes(d.vram_bytes), format_bytes(d.least_bytes));
 }
 
+std::unique_ptr<backend::Backend> make_processor(const EngineOptions& options, Allocator& host_memory) {
+  return backend::make_cpu_backend({options.n_threads, options.isa, &host_memory});
+}
+
 BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory) {
   const auto cpu = [&](std::string note) {
-    return BackendSetup{backend::make_cpu_backend({options.n_threads, options.isa, &host_memory}), false, 0, std::move(note)};
+    return BackendSetup{make_processor(options, host_memory), false, 0, std::move(note)};
   };
   if (options.backend == BackendKind::Cpu) return cpu("");
   if (options.backend == BackendKind::Auto && options.gpu >= backend::count_cuda_devices()) return cpu("no CUDA device: computing on the CPU");
   BackendSetup out{nullptr, true, 0, ""};
   try {
-    out.backend = backend::make_cuda_backend({options.gpu});
+    out.backend = backend::make_cuda_backend({options.gpu, &host_memory});
   } catch (const Error& e) {
     if (options.backend == BackendKind::Auto && e.code() == ErrorCode::Unsupported) return cpu(e.what());
     throw;

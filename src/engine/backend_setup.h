@@ -23,9 +23,12 @@ struct BackendSetup {
 };
 
 // Auto takes a device when its memory holds at least the trunk, a session and one token's experts. Cuda throws where it cannot:
-// Unsupported without a device or driver, OutOfMemory naming what is needed and what there is. A CPU backend uses `host_memory`,
-// which outlives it.
+// Unsupported without a device or driver, OutOfMemory naming what is needed and what there is. A backend's host memory is of
+// `host_memory`, which outlives it.
 BackendSetup make_backend(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, Allocator& host_memory);
+
+// What computes experts in main memory beside a device.
+std::unique_ptr<backend::Backend> make_processor(const EngineOptions& options, Allocator& host_memory);
 
 // Of a device's free memory, what the options allow.
 std::uint64_t device_ceiling(const EngineOptions& options, std::uint64_t free_bytes);

@@ -99,6 +99,7 @@ std::unique_ptr<Engine> Engine::open(const EngineOptions& options) {
   impl->model = std::make_unique<model::Model>(parsed.spec, binding, folder, *impl->backend, options.progress, engine::use_bands(options, *impl->backend));
   engine::ExpertSetup experts = chosen.on_device ? engine::make_device_experts(options, parsed.spec, binding, folder, *impl->backend, chosen.device_bytes)
                                                  : engine::make_expert_store(options, parsed.spec, binding, folder, *impl->backend);
+  if (chosen.on_device && !experts.memory.all_in_memory && options.cpu_experts != CpuExperts::Off) impl->processor = engine::make_processor(options, impl->host_memory);
   impl->experts = std::move(experts.store);
   impl->experts_description = std::move(experts.description);
   impl->memory = experts.memory;
@@ -124,6 +125,8 @@ std::unique_ptr<Session> Engine::create_session(const SessionOptions& options) {
   if (!options.trace.empty() || !options.replay.empty())
     routing = std::make_unique<engine::RoutingFiles>(options.trace, options.replay, impl_->info.path.filename().string(), impl_->model->spec());
   parts.routing = routing.get();
+  parts.processor = impl_->processor.get();
+  parts.cpu_experts = impl_->options.cpu_experts;
   const text::Tokenizer* text = impl_->tokenizer ? &impl_->tokenizer->impl_->text : nullptr;
   return std::unique_ptr<Session>(new Session(std::make_unique<Session::Impl>(std::move(routing), parts, options, this, text, &impl_->allowed)));
 }

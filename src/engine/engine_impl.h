@@ -26,6 +26,7 @@ struct Engine::Impl {
   ModelInfo info;
   io::RegionAllocator host_memory;  // of the CPU backend
   std::unique_ptr<backend::Backend> backend;
+  std::unique_ptr<backend::Backend> processor;  // beside a device that has its experts in tiers; else null
   std::unique_ptr<model::Model> model;
   std::unique_ptr<store::ExpertStore> experts;
   std::string experts_description;

@@ -48,7 +48,8 @@ Session::Session(const Parts& parts, const SessionOptions& options, SessionSizes
       logits_host_(parts.backend.copier().host_view(logits_device_.data()) != nullptr ? Buffer() : parts.backend.pinned_allocator().allocate(n_logits() * 4, 64)),
       repeatable_(routed_on_device()) {
   if (UnitStep::possible(parts.model.spec(), parts.experts, parts.backend, parts.routing))
-    units_ = std::make_unique<UnitStep>(parts.model.spec(), parts.experts, parts.backend, *stream_, parts.routing);
+    units_ = std::make_unique<UnitStep>(parts.model.spec(), parts.experts, parts.backend, *stream_, parts.routing, parts.cpu_experts == CpuExperts::Off ? nullptr : parts.processor,
+                                        parts.cpu_experts);
   history_.reserve(static_cast<std::size_t>(ctx_));
   chunk_tokens_.reserve(static_cast<std::size_t>(chunk_));
 }
@@ -222,6 +223,7 @@ void Session::count_prefetch() {
   stats_.disk_misses = s.requests - s.hits - s.host_hits;
   stats_.bytes_to_device = s.bytes_to_device;
   stats_.bytes_to_host = s.bytes_to_host;
+  if (units_) stats_.cpu_experts = units_->n_computed();
   stats_.hints_issued = s.hints_issued;
   stats_.hints_used = s.hints_used;
   stats_.hints_wasted = s.hints_wasted;

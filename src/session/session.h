@@ -29,6 +29,8 @@ struct Parts {
   Prefetch prefetch = Prefetch::Off;
   std::int64_t default_chunk = 0;         // for sessions that do not say; 0: 512
   model::RoutingHook* routing = nullptr;  // of this session; may be null
+  backend::Backend* processor = nullptr;  // computes on host memory beside `backend`, a device; may be null
+  CpuExperts cpu_experts = CpuExperts::Auto;
 };
 
 // The context and chunk that options mean for a model: InvalidArgument for sizes that make no sense or are over its limit.

@@ -1,6 +1,7 @@
 #include "session/unit_step.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -51,11 +52,16 @@ bool UnitStep::possible(const model::ModelSpec& spec, store::ExpertStore& expert
   return n_checks > 0 && n_checks <= units->max_checks();
 }
 
-UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing)
+UnitStep::UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing,
+                   backend::Backend* processor, CpuExperts cpu_experts)
     : experts_(experts), backend_(backend), units_(*backend.units()), stream_(stream), routing_(routing) {
   plan_.n_lent = kMostLent;
-  plan_.row = static_cast<std::int64_t>(widest_layer(spec)) + plan_.n_lent;
+  plan_.row = static_cast<std::int64_t>(widest_layer(spec)) + plan_.n_lent + backend::SlotCheck::kShares;
   plan_.fills_lent.assign(spec.layers.size(), 1);
+  plan_.takes_share.assign(spec.layers.size(), 1);
+  plan_.shares = processor != nullptr;
+  if (processor != nullptr) share_ = std::make_unique<ExpertShare>(*processor, backend, cpu_experts);
+  far_.reserve(spec.layers.size() * widest_layer(spec));
   filling_.reserve(spec.layers.size());
   lent_.reserve(spec.layers.size() * kMostLent);
   filled_.reserve(lent_.capacity());
@@ -94,6 +100,48 @@ void UnitStep::lend() {
   if (std::exchange(table_lends_, !lent_.empty()) && lent_.empty()) table_version_ = 0;
   const std::size_t first = n_lendings_++;
   for (std::size_t i = 0; i < lent_.size(); ++i) lent_of(*filling_[(first + i) % filling_.size()])[i / filling_.size()] = lent_[i];
+}
+
+// Measures on experts that lie in main memory now, where that is due. The table is the store's, slots are lent, the stream is at rest.
+void UnitStep::prepare_shares() {
+  if (!share_->wants_to_measure() || lent_.empty()) return;
+  const model::MoeSite& first = plan_.sites.front();
+  const store::SlotExperts slots = experts_.slot_layer(first.layer);
+  far_.clear();
+  for (const model::MoeSite& site : plan_.sites) {
+    const quant::MatrixView gate = experts_.slot_layer(site.layer).first.gate;
+    if (gate.format != slots.first.gate.format || gate.rows != slots.first.gate.rows) continue;
+    const std::int32_t* row = table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row;
+    std::copy_if(row, row + site.spec->n_experts, std::back_inserter(far_), [](std::int32_t entry) { return entry < -1; });
+  }
+  share_->prepare(first, slots, far_, lent_.front(), context_->precision);
+}
+
+// Into the table; the device does by the same numbers.
+void UnitStep::write_shares() {
+  constexpr ShareCounts kNone{};
+  for (const model::MoeSite& site : plan_.sites) {
+    const ShareCounts& counts = plan_.takes_share[static_cast<std::size_t>(raw(site.layer))] != 0 ? share_->counts() : kNone;
+    if (std::equal(counts.begin(), counts.end(), shares_of(site))) continue;
+    std::copy(counts.begin(), counts.end(), shares_of(site));
+    table_version_ = 0;
+  }
+}
+
+// The last ones in rank order of those in main memory (backend::SlotCheck::shares), which the device leaves to the processor.
+void UnitStep::compute_share(std::size_t check, const backend::UnitPost& post) {
+  n_taken_ = 0;
+  const model::MoeSite& site = plan_.sites[check];
+  const std::int32_t* row = table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row;
+  far_.clear();
+  for (std::int32_t id : post.ids)
+    if (row[id] < -1) far_.push_back(row[id]);
+  n_taken_ = static_cast<std::size_t>(shares_of(site)[std::min(far_.size(), static_cast<std::size_t>(backend::SlotCheck::kShares - 1))]);
+  if (n_taken_ == 0) return;
+  const store::SlotExperts slots = experts_.slot_layer(site.layer);
+  share_->compute(site, slots, std::span(far_).last(n_taken_), units_.take_share(stream_, check), context_->precision);
+  units_.give_share(stream_, check);
+  n_computed_ += n_taken_;
 }
 
 // The stream is at rest.
@@ -186,6 +234,7 @@ void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std:
     whole ? replay_whole() : replay();
   } catch (...) {
     context_ = nullptr;
+    if (share_) units_.forgive(stream_);  // the device may be waiting
     try {
       backend_.synchronize(stream_);  // the lease may go only when nothing uses it
     } catch (const Error&) {
@@ -203,20 +252,31 @@ void UnitStep::run(model::Context& c, std::span<const std::int32_t> tokens, std:
 void UnitStep::replay_whole() {
   all_launched_ = false;
   lend();
+  if (share_) {
+    if (read_table(table_version_) != table_version_) table_version_ = 0;
+    prepare_shares();
+    write_shares();
+  }
   upload_table();
   upload_forced();
   n_missed_ = 0;
   ++n_whole_;
+  const ExpertShare::Ready ready(share_.get());
   launch(0, 0);
   for (std::size_t check = 0; check < plan_.sites.size(); ++check) {
     const backend::UnitPost post = wait(check);
     if (post.missed) fail(ErrorCode::Internal, "layer {}: an expert is not where the table had it", raw(plan_.sites[check].layer));
+    if (share_) compute_share(check, post);
     passed(check, post);
   }
   backend_.synchronize(stream_);
+  if (!share_) return;
+  units_.settle_shares(stream_);
+  share_->step_done();
 }
 
 void UnitStep::replay() {
+  n_taken_ = 0;
   if (table_lends_) {
     clear_lent();
     table_version_ = 0;
@@ -251,7 +311,7 @@ void UnitStep::passed(std::size_t check, const backend::UnitPost& post) {
   chosen_.clear();
   for (std::int32_t id : post.ids) chosen_.push_back(ExpertIdx(id));
   std::sort(chosen_.begin(), chosen_.end());
-  experts_.used(site.layer, chosen_);
+  experts_.used(site.layer, chosen_, n_taken_);
   context_->counters.requests += chosen_.size();
   context_->counters.hits += chosen_.size();
   if (!lent_.empty()) note_filled(site, post.ids);
@@ -264,10 +324,12 @@ void UnitStep::passed(std::size_t check, const backend::UnitPost& post) {
 void UnitStep::note_filled(const model::MoeSite& site, std::span<const std::int32_t> ids) {
   if (plan_.fills_lent[static_cast<std::size_t>(raw(site.layer))] == 0) return;
   const std::int32_t *row = table_host_.as<std::int32_t>() + raw(site.layer) * plan_.row, *lent = lent_of(site);
+  const auto n_far = static_cast<std::size_t>(std::count_if(ids.begin(), ids.end(), [&](std::int32_t id) { return row[id] < 0; }));
   std::size_t n_read = 0;
   for (std::int32_t id : ids) {
     if (row[id] >= 0) continue;
-    if (n_read < kMostLent && lent[n_read] >= 0) filled_.push_back({lent[n_read], site.layer, ExpertIdx(id)});
+    if (n_read == std::min(n_far - n_taken_, kMostLent)) break;
+    if (lent[n_read] >= 0) filled_.push_back({lent[n_read], site.layer, ExpertIdx(id)});
     ++n_read;
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "model/blocks/unit_plan.h"
 #include "model/context.h"
 #include "model/spec.h"
+#include "session/expert_share.h"
 #include "session/unit_ring.h"
 #include "store/expert_store.h"
 
@@ -22,7 +24,9 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   // Whether a session of these can compute its tokens in units.
   static bool possible(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, const model::RoutingHook* routing);
 
-  UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing);
+  // `processor` computes its share of the experts in main memory (expert_share.h); null: the device computes all.
+  UnitStep(const model::ModelSpec& spec, store::ExpertStore& experts, backend::Backend& backend, backend::Stream& stream, model::RoutingHook* routing,
+           backend::Backend* processor = nullptr, CpuExperts cpu_experts = CpuExperts::Auto);
 
   // One token at pos0. `ops` runs the model's ops (forward and head) in the context it is given. `before_check` may throw: cancelled.
   // Returns when all is computed. An error leaves the stream at rest.
@@ -34,6 +38,7 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   std::uint64_t n_whole() const noexcept { return n_whole_; }
   std::uint64_t n_discarded() const noexcept { return n_discarded_; }
   bool recording_failed() const noexcept { return failed_; }
+  std::uint64_t n_computed() const noexcept { return n_computed_; }  // experts, by the processor
 
  private:
   void run_ops(model::Context& c, const std::function<void(model::Context&)>& ops, bool recording);
@@ -49,6 +54,10 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   void take_back(bool good) noexcept;
   void note_filled(const model::MoeSite& site, std::span<const std::int32_t> ids);
   std::int32_t* lent_of(const model::MoeSite& site) const noexcept;
+  std::int32_t* shares_of(const model::MoeSite& site) const noexcept { return lent_of(site) + plan_.n_lent; }
+  void prepare_shares();
+  void write_shares();
+  void compute_share(std::size_t check, const backend::UnitPost& post);
 
   void launch(std::size_t first, std::size_t last) override;
   backend::UnitPost wait(std::size_t check) override;
@@ -70,6 +79,10 @@ class UnitStep final : UnitRing::Host, UnitRing::Device {
   std::vector<std::int32_t> lent_;          // slots of this step
   std::vector<store::FilledSlot> filled_;   // of them, by what the device has read
   std::size_t n_lendings_ = 0;
+  std::unique_ptr<ExpertShare> share_;      // the processor's; may be null
+  std::vector<std::int32_t> far_;           // a choice's experts in main memory, as the table has them
+  std::size_t n_taken_ = 0;                 // of the check under way, by the processor
+  std::uint64_t n_computed_ = 0;
   std::vector<ExpertIdx> chosen_;
   std::vector<std::int32_t> ids_;
   store::ExpertLease held_;            // of the last miss, until the stream has passed it

@@ -79,6 +79,7 @@ struct SlotExperts {
   std::uint64_t stride = 0;  // bytes to the next
   std::int64_t n_experts = 0;
   std::int64_t host_offset = 0;  // bytes from `first` to what is slot 0 of main memory, where the device reads that too
+  std::byte* memory = nullptr;   // slot 0 itself
 };
 
 // A slot of the device that lend_slots() gave away, and the expert whose bytes it holds now.
@@ -140,8 +141,9 @@ class ExpertStore {
   ExpertLease acquire_at_rest(LayerIdx layer, std::span<const ExpertIdx> experts) {
     return ExpertLease(this, pin_at_rest(layer, experts), experts.size());
   }
-  // visit() of a single token whose experts all were in the table.
-  virtual void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept { visit(layer, experts, {}, 1); }
+  // visit() of a single token whose experts all were in the table; n_stayed of those in main memory were computed there, and not brought to the
+  // device.
+  virtual void used(LayerIdx layer, std::span<const ExpertIdx> experts, std::size_t /*n_stayed*/) noexcept { visit(layer, experts, {}, 1); }
 
  protected:
   friend class ExpertLease;

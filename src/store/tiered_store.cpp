@@ -261,7 +261,7 @@ SlotExperts TieredStore::slot_layer(LayerIdx layer) const noexcept {
   const ExpertLayer& l = catalog_.layer(layer);
   if (l.n_experts == 0) return {};
   const std::int64_t offset = device_reads_host_ && !host_.empty() ? host_buffer_.data() - device_buffer_.data() : 0;
-  return {view_record(l.layout, device_buffer_.data()), slot_bytes_, l.n_experts, offset};
+  return {view_record(l.layout, device_buffer_.data()), slot_bytes_, l.n_experts, offset, device_buffer_.data()};
 }
 
 void TieredStore::begin_use() noexcept {
@@ -384,7 +384,7 @@ std::uint64_t TieredStore::read_slots(std::uint64_t version, std::span<std::int3
   return table_version_;
 }
 
-void TieredStore::used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept {
+void TieredStore::used(LayerIdx layer, std::span<const ExpertIdx> experts, std::size_t n_stayed) noexcept {
   visit(layer, experts, {}, 1);
   const std::lock_guard lock(mutex_);
   stats_.requests += experts.size();
@@ -395,7 +395,10 @@ void TieredStore::used(LayerIdx layer, std::span<const ExpertIdx> experts) noexc
       continue;
     }
     ++stats_.host_hits;
-    stats_.bytes_to_device += record_bytes(key);
+    if (n_stayed > 0)
+      --n_stayed;
+    else
+      stats_.bytes_to_device += record_bytes(key);
     if (wanted_.size() < wanted_.capacity()) wanted_.push_back(key);
   }
 }

@@ -74,7 +74,7 @@ class TieredStore final : public ExpertStore {
   void take_back(std::span<const std::int32_t> lent, std::span<const FilledSlot> filled) noexcept override;
   std::uint64_t read_slots(std::uint64_t version, std::span<std::int32_t> table, std::size_t row) noexcept override;
   bool table_is_whole() const noexcept override;
-  void used(LayerIdx layer, std::span<const ExpertIdx> experts) noexcept override;
+  void used(LayerIdx layer, std::span<const ExpertIdx> experts, std::size_t n_stayed) noexcept override;
   io::ReaderInfo reader_info() const { return reads_.info(); }
 
   // For tests: slots of any kind that are pinned or in the middle of a move; and what is wrong with the books ("" is nothing).

@@ -136,6 +136,18 @@ TEST(ThreadPool, WakesAfterParking) {
 
 // Tasks that wait for each other: with as many tasks as threads, all of them must run at the same time.
 // Parked workers have to be woken for it.
+// Nested, with breaks in between, back to parking, and to the end while awake; with more threads than cores it says nothing.
+TEST(ThreadPool, StaysAwake) {
+  for (const int threads : {2, usable_cores() + 3}) {
+    ThreadPool pool(threads);
+    for (const int steps : {1, 1, -1, -1, 1}) {
+      pool.stay_awake(steps > 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      expect_each_task_once(pool, 100);
+    }
+  }
+}
+
 TEST(ThreadPool, AllThreadsTakePart) {
   ThreadPool pool(4);
   for (int round = 0; round < 3; ++round) {

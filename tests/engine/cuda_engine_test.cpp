@@ -135,6 +135,7 @@ TEST_P(CudaModel, TiersEqualCpu) {
   o.ram_bytes = std::uint64_t{64} << 30;
   const MemorySplit all = engine::split_tiers(o, parsed.spec, binding, std::uint64_t{64} << 30, std::uint64_t{2} << 30);
   if (all.n_experts == 0) GTEST_SKIP() << "no experts";
+  const auto processor = backend::make_cpu_backend({2, ""});
   for (const std::uint64_t percent : {0u, 25u, 50u})
     for (const auto& [host_percent, reads_pinned] : {std::pair{0u, false}, {30u, true}, {100u, false}, {100u, true}}) {
       o.vram_bytes = all.device.least_bytes + all.n_experts * all.slot_bytes * percent / 100;
@@ -146,7 +147,9 @@ TEST_P(CudaModel, TiersEqualCpu) {
           engine::make_tiered_experts(o, binding, files, split, {backend->allocator(), backend->pinned_allocator(), backend->make_async_copier(), reads_pinned});
       for (const std::int64_t chunk : {64, 7}) {
         for (int pass = 0; pass < 2; ++pass) {
-          session::Session session({model, *setup.store, *backend, Precision::Fast}, {.ctx_size = static_cast<std::int64_t>(tokens.size()), .chunk_size = chunk});
+          session::Parts parts{model, *setup.store, *backend, Precision::Fast};
+          if (chunk == 7) parts.processor = processor.get(), parts.cpu_experts = CpuExperts::On;
+          session::Session session(parts, {.ctx_size = static_cast<std::int64_t>(tokens.size()), .chunk_size = chunk});
           std::vector<float> got;
           EvaluateOptions e;
           e.on_logits = [&](std::int64_t, std::span<const float> l) { got.insert(got.end(), l.begin(), l.end()); };
@@ -260,6 +263,40 @@ TEST(CudaDemo, TiersThroughTheEngine) {
     EXPECT_LE(engine->memory().device.fixed_bytes() + engine->memory().device.n_slots * engine->memory().device.slot_bytes, o.vram_bytes);
     EXPECT_EQ(max_abs_difference(run(*engine, tokens, {.chunk = 64}).logits, want.logits), 0.0);
     EXPECT_EQ(max_abs_difference(run(*engine, tokens, {.decode = true}).logits, want.logits), 0.0);
+  }
+}
+
+// The processor computes its share beside the device: none, what is measured to pay, all it may.
+TEST(CudaDemo, ProcessorComputesItsShare) {
+  MOEFLUX_NEEDS_DEVICE();
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < 200; ++i) tokens.push_back(TokenId(static_cast<std::int32_t>((i * 7919L + i * i) % 3000)));
+  const RunResult want = run(*open_on(BackendKind::Cpu, demo_model(), Precision::Fast), tokens, {});
+  const std::size_t vocab = want.logits.size() / tokens.size();
+  EngineOptions o;
+  o.model = demo_model();
+  o.backend = BackendKind::Cuda;
+  o.planned = {.ctx_size = 200, .chunk_size = 64};
+  const auto all = Engine::open(o);
+  o.vram_bytes = all->memory().ram_bytes - all->memory().expert_bytes * 3 / 4;
+  for (const CpuExperts share : {CpuExperts::Off, CpuExperts::Auto, CpuExperts::On}) {
+    o.cpu_experts = share;
+    const auto engine = Engine::open(o);
+    const auto session = engine->create_session({.ctx_size = 200, .chunk_size = 64});
+    for (int pass = 0; pass < 2; ++pass) {
+      session->reset();
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        session->step(tokens[i]);
+        ASSERT_EQ(max_abs_difference(session->logits(), std::span(want.logits).subspan(i * vocab, vocab)), 0.0) << "step " << i << ", pass " << pass;
+      }
+    }
+    const SessionStats& s = session->stats();
+    if (share == CpuExperts::Off) {
+      EXPECT_EQ(s.cpu_experts, 0u);
+    } else if (share == CpuExperts::On) {
+      EXPECT_GT(s.cpu_experts, 0u);
+    }
+    EXPECT_LE(s.cpu_experts, s.host_hits);
   }
 }
 

@@ -228,7 +228,7 @@ class RandomMoves {
       if (entry > -2) continue;
       leave_in_slot(*tiers_->store, l, entry, slot);
       filled.push_back({slot, l, e});
-      tiers_->store->used(l, {&e, 1});
+      tiers_->store->used(l, {&e, 1}, 0);
     }
     n_left_ += filled.size();
     tiers_->store->take_back(use_->lent, filled);

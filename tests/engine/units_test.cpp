@@ -137,9 +137,10 @@ struct OnDevice {
     if (!prompt) copier = std::make_unique<ManualCopier>([this](std::size_t n) { return random() % n; });
     store = std::make_unique<store::TieredStore>(m.binding.experts, m.names(), o, memory, pinned, std::move(copier));
   }
-  std::unique_ptr<session::Session> session(model::RoutingHook* routing = nullptr) {
+  std::unique_ptr<session::Session> session(model::RoutingHook* routing = nullptr, bool with_processor = false) {
     session::Parts parts{loaded.model, *store, device, loaded.precision};
     parts.routing = routing;
+    if (with_processor) parts.processor = loaded.backend.get(), parts.cpu_experts = CpuExperts::On;
     return std::make_unique<session::Session>(parts, SessionOptions{.ctx_size = 256});
   }
 
@@ -224,6 +225,70 @@ INSTANTIATE_TEST_SUITE_P(Fixtures, Units, testing::Values("qwen3_5_moe-bf16", "q
   return name;
 });
 
+// Experts in main memory are computed by the processor, all it may have; the device waits for it.
+TEST_P(Units, SameBytesWhoeverComputes) {
+  const Loaded m(fixtures() / GetParam());
+  auto tokens = golden_tokens(GetParam());
+  tokens.resize(std::min<std::size_t>(tokens.size(), 40));
+  const auto want = wanted(m, tokens, 5);
+  std::size_t all = 0, top_k = 1;
+  std::uint32_t seed = 0;
+  for (const auto& l : m.binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
+  for (const auto& l : m.parsed.spec.layers)
+    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
+  for (const std::size_t n_device : {top_k, top_k + 2, all / 2 + top_k, all + top_k}) {
+    OnDevice on(m, n_device, top_k, all, ++seed, false, true);
+    on.store->fill({});
+    const auto session = on.session(nullptr, true);
+    for (int pass = 0; pass < 2; ++pass) {
+      session->reset();
+      ASSERT_EQ(step_by_step(*session, tokens, 5), want) << n_device << " on the device, pass " << pass;
+    }
+    EXPECT_EQ(on.store->find_fault(), "");
+    EXPECT_GT(on.device.n_whole, 40u);
+    EXPECT_EQ(session->stats().cpu_experts, on.device.n_shared);
+    EXPECT_EQ(on.device.n_shared > 0, n_device < all + top_k);
+  }
+}
+
+// An error while the device waits for the processor's share leaves nobody waiting.
+TEST_P(Units, CancelledWhileTheDeviceWaits) {
+  const Loaded m(fixtures() / GetParam());
+  auto tokens = golden_tokens(GetParam());
+  tokens.resize(std::min<std::size_t>(tokens.size(), 24));
+  const auto want = wanted(m, tokens, 5);
+  std::size_t all = 0, top_k = 1;
+  for (const auto& l : m.binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
+  for (const auto& l : m.parsed.spec.layers)
+    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
+  OnDevice on(m, top_k + 2, top_k, all, 3, false, true);
+  on.store->fill({});
+  const auto session = on.session(nullptr, true);
+  std::size_t n_cancelled = 0, n_checks = 0;
+  for (const std::size_t at : {0u, 1u, 2u, 3u}) {
+    session->reset();
+    session->prefill(std::span(tokens).first(12));
+    for (std::size_t i = 12; i < 15; ++i) session->step(tokens[i]);
+    n_checks = 0;
+    on.device.on_check = [&](std::size_t check, const std::int32_t*) {
+      ++n_checks;
+      if (check == at) session->cancel();
+    };
+    try {
+      session->step(tokens[15]);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::Cancelled);
+      ++n_cancelled;
+    }
+    on.device.on_check = {};
+    session->reset_cancel();
+  }
+  EXPECT_GT(n_cancelled, 0u);
+  session->reset();
+  EXPECT_EQ(step_by_step(*session, tokens, 5), want);
+  EXPECT_EQ(on.store->find_fault(), "");
+}
+
 // Two sessions share weights and store, and nothing of their steps. While one may be reading the table, the other evicts nothing.
 class UnitNeighbours : public testing::TestWithParam<bool> {};
 TEST_P(UnitNeighbours, TwoDoNotDisturb) {
@@ -307,7 +372,7 @@ TEST(UnitSessions, CancelledWithLentSlots) {
     session->prefill(std::span(tokens).first(5));
     std::size_t n_checks = 0;
     on.device.on_check = [&](std::size_t, const std::int32_t*) {
-      if (++n_checks == 2) session->cancel();
+      if (++n_checks == 1) session->cancel();
     };
     expect_error([&] { session->step(tokens[5]); }, ErrorCode::Cancelled, {"cancelled"});
     on.device.on_check = {};

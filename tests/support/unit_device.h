@@ -2,9 +2,11 @@
 // device would, and a unit behind a miss does nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <random>
 #include <utility>
@@ -23,6 +25,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   // For tests: recordings are refused from now on, n times; what happened.
   void refuse(int n) { to_refuse_ = n; }
   std::function<void(std::size_t check, const std::int32_t* slot_of)> on_check;  // when the device comes to it
+  std::size_t n_shared = 0;  // experts left to the host
   std::size_t n_launched = 0, n_skipped = 0, n_eager_steps = 0, n_recorded = 0, n_replayed = 0, n_whole = 0, n_launched_all = 0, n_left = 0;
 
   std::string name() const override { return "units of " + inner_.name(); }
@@ -47,7 +50,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     Queue& q = of(stream);
     drain(q);
     q.whole = whole;
-    q.marked = false;
+    q.marked = q.owed = q.forgiven = false;
     q.tokens.assign(tokens.begin(), tokens.end());
     q.pos0 = pos0;
     for (Post& p : q.posts) p.there = false;
@@ -66,11 +69,15 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     q.units().emplace_back();
     return Mode::Record;
   }
-  void check(backend::Stream& stream, const backend::SlotCheck& c) override {
+  bool check(backend::Stream& stream, const backend::SlotCheck& check) override {
     Queue& q = of(stream);
     const std::size_t n = q.posts.size();
     q.posts.emplace_back();
-    put(stream, [this, c, n](Queue& to) {
+    backend::SlotCheck c = check;
+    const TensorView x = c.ffn != nullptr ? c.ffn->x : TensorView();
+    c.ffn = nullptr;  // gone by then
+    if (!q.whole) c.shares = nullptr;
+    put(stream, [this, c, n, x](Queue& to) {
       if (on_check) on_check(n, c.slot_of);
       Post& p = to.posts[n];
       p.ids.clear();
@@ -83,7 +90,23 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
       }
       p.there = true;
       to.marked |= p.missed;
+      if (c.shares != nullptr) share(to, p, c, x);
     });
+    return true;
+  }
+  backend::HostShare take_share(backend::Stream& stream, std::size_t check) override {
+    Queue& q = of(stream);
+    if (!q.owed || q.owed_by != check) fail(ErrorCode::Internal, "check {} has no share for the host", check);
+    return {q.x, q.rows.data()};
+  }
+  void give_share(backend::Stream& stream, std::size_t check) override {
+    Queue& q = of(stream);
+    if (!std::exchange(q.owed, false) || q.owed_by != check) fail(ErrorCode::Internal, "nothing is owed to check {}", check);
+    run_some(q);
+  }
+  void forgive(backend::Stream& stream) noexcept override {
+    of(stream).owed = false;
+    of(stream).forgiven = true;
   }
   void cut(backend::Stream& stream) override {
     if (to_refuse_ > 0) fail(ErrorCode::Unsupported, "no units today");
@@ -107,13 +130,14 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     Queue& q = of(stream);
     ++n_launched;
     const auto& ops = q.units().at(unit);
-    q.waiting.push_back([this, &ops](Queue& to) {
-      if (to.marked) {
-        ++n_skipped;
-        return;
-      }
-      for (const auto& op : ops) op(to);
+    q.waiting.push_back([this](Queue& to) {
+      to.skips = to.marked;
+      n_skipped += to.skips ? 1 : 0;
     });
+    for (const auto& op : ops)
+      q.waiting.push_back([&op](Queue& to) {
+        if (!to.skips) op(to);
+      });
     run_some(q);
   }
   bool launch_all(backend::Stream& stream) override {
@@ -125,7 +149,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
   backend::UnitPost wait(backend::Stream& stream, std::size_t check) override {
     Queue& q = of(stream);
     while (!q.posts.at(check).there) {
-      if (q.waiting.empty()) fail(ErrorCode::Internal, "check {} does not come", check);
+      if (q.waiting.empty() || q.owed) fail(ErrorCode::Internal, "check {} does not come", check);
       one(q);
     }
     return {q.posts[check].missed, q.posts[check].ids};
@@ -159,6 +183,12 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     std::vector<std::int32_t> tokens;
     std::int64_t pos0 = 0;
     bool marked = false, recording = false, whole = false, seen[2] = {};
+    bool skips = false;  // the unit under way
+    // The host owes its share to a check: until it comes nothing is done.
+    bool owed = false, forgiven = false;
+    std::size_t owed_by = 0;
+    std::vector<float> x, rows;
+    std::vector<int> host_row;  // of each rank; -1: the device's
   };
   static Queue& of(backend::Stream& stream) { return static_cast<Queue&>(stream); }
   static void one(Queue& q) {
@@ -167,7 +197,26 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     work(q);
   }
   static void drain(Queue& q) {
-    while (!q.waiting.empty()) one(q);
+    while (!q.waiting.empty()) {
+      if (q.owed) fail(ErrorCode::Internal, "the device waits for the host, and the host for it");
+      one(q);
+    }
+  }
+  // The last ones of those in main memory, in rank order.
+  void share(Queue& q, const Post& p, const backend::SlotCheck& c, const TensorView& x) {
+    q.host_row.assign(p.ids.size(), -1);
+    std::vector<std::size_t> far;
+    for (std::size_t r = 0; r < p.ids.size(); ++r)
+      if (c.slot_of[p.ids[r]] < -1) far.push_back(r);
+    const auto n = static_cast<std::size_t>(c.shares[std::min<std::size_t>(far.size(), backend::SlotCheck::kShares - 1)]);
+    if (n == 0) return;
+    if (n > std::min(far.size(), kMostShared)) fail(ErrorCode::Internal, "a share of {} of {} experts", n, far.size());
+    for (std::size_t i = 0; i < n; ++i) q.host_row[far[far.size() - n + i]] = static_cast<int>(i);
+    q.x.assign(x.f32(), x.f32() + x.dim(1));
+    q.rows.assign(kMostShared * q.x.size(), std::numeric_limits<float>::quiet_NaN());
+    q.owed = !q.forgiven;
+    q.owed_by = static_cast<std::size_t>(std::distance(q.posts.begin(), std::find_if(q.posts.begin(), q.posts.end(), [&](const Post& o) { return &o == &p; })));
+    n_shared += n;
   }
   void put(backend::Stream& stream, Work work) {
     Queue& q = of(stream);
@@ -176,7 +225,7 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
     run_some(q);
   }
   void run_some(Queue& q) {
-    while (!q.waiting.empty() && random_() % 3 == 0) one(q);
+    while (!q.waiting.empty() && !q.owed && random_() % 3 == 0) one(q);
   }
 
   // A copy that owns what the op's spans show, with the token and position of the step it is replayed in.
@@ -261,13 +310,20 @@ class UnitDevice final : public backend::Backend, public backend::UnitRunner {
       const auto stride = static_cast<std::int64_t>(op.stride);
       const std::int64_t by = slot < 0 ? op.host_offset + (-2 - slot) * stride : slot * stride;
       const backend::FfnMatrices& f = op.first;
+      const bool host = slot < 0 && i < q.host_row.size() && q.host_row[i] >= 0;
+      if (host) {
+        ++n_far;
+        std::copy_n(q.rows.begin() + q.host_row[i] * op.y.dim(1), op.y.dim(1), op.y.row(slots[i]));
+        continue;
+      }
       if (slot < 0 && n_far++ < op.n_lent)
         if (const std::int32_t lent = op.slot_of[op.n_experts + n_far - 1]; lent >= 0) leave(f, by, lent * stride);
       works.push_back({{moved(f.gate, by), moved(f.up, by), moved(f.down, by), moved(f.gate_bias, by), moved(f.up_bias, by), moved(f.down_bias, by)},
                        std::span(rows).subspan(i, 1),
                        std::span(slots).subspan(i, 1)});
     }
-    forward_to(inner_, *q.inner, backend::ExpertFfn{op.x, works, op.y, op.glu, op.limit, op.alpha, op.precision});
+    q.host_row.clear();
+    if (!works.empty()) forward_to(inner_, *q.inner, backend::ExpertFfn{op.x, works, op.y, op.glu, op.limit, op.alpha, op.precision});
     if (op.shared.gate.empty()) return;
     const backend::ExpertWork shared{op.shared, std::span(slots).first(static_cast<std::size_t>(op.x.dim(0))), std::span(slots).first(static_cast<std::size_t>(op.x.dim(0)))};
     forward_to(inner_, *q.inner, backend::ExpertFfn{op.x, {&shared, 1}, op.shared_y, backend::GluKind::Silu, 0.0f, 0.0f, op.precision});

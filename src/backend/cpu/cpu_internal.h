@@ -43,6 +43,7 @@ class CpuBackend final : public Backend {
       : k_(table), pool_(options.n_threads), allocator_(options.allocator != nullptr ? *options.allocator : plain_) {}
 
   std::string name() const override;
+  void expect(bool ops) noexcept override { pool_.stay_awake(ops); }
   std::unique_ptr<Stream> create_stream() override { return std::make_unique<CpuStream>(pool_.size(), allocator_); }
   void synchronize(Stream&) override {}
   Allocator& allocator() noexcept override { return allocator_; }

@@ -79,10 +79,16 @@ CudaStream::Position CudaStream::position(std::int64_t pos) const {
   return {nullptr, static_cast<std::int32_t>(pos)};
 }
 
-CudaBackend::CudaBackend(int device) : device_(device), traits_(traits_of(device)), allocator_(device), pinned_(device), copier_(device), units_(device) {
+CudaBackend::CudaBackend(const CudaOptions& options)
+    : device_(options.device),
+      traits_(traits_of(device_)),
+      allocator_(device_),
+      pinned_(device_, options.host),
+      copier_(device_),
+      units_(device_) {
   cudaDeviceProp p{};
-  check_cuda(cudaGetDeviceProperties(&p, device), "asking for the device's properties");
-  name_ = fmt::format("cuda {}, {}", device, p.name);
+  check_cuda(cudaGetDeviceProperties(&p, device_), "asking for the device's properties");
+  name_ = fmt::format("cuda {}, {}", device_, p.name);
 }
 
 std::unique_ptr<Stream> CudaBackend::create_stream() {
@@ -203,7 +209,7 @@ std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
   constexpr int kOldest = 80;  // the first with 8-bit products of this shape and copies past the registers
   if (info.capability < kOldest)
     fail(ErrorCode::Unsupported, "{} has compute capability {}.{}, 8.0 is the oldest that is supported: run on the CPU with --backend cpu", info.name, info.capability / 10, info.capability % 10);
-  return std::make_unique<cuda::CudaBackend>(options.device);
+  return std::make_unique<cuda::CudaBackend>(options);
 }
 
 }  // namespace moeflux::backend

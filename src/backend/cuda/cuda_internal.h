@@ -53,17 +53,22 @@ class DeviceAllocator final : public Allocator {
   int device_;
 };
 
-// Host memory that the device reads at full speed.
+// Host memory that the device reads at full speed: that of `host` where there is one and a block is worth it, else the driver's.
 class PinnedAllocator final : public Allocator {
  public:
-  explicit PinnedAllocator(int device) : device_(device) {}
+  PinnedAllocator(int device, Allocator* host) : device_(device), host_(host) {}
   Buffer allocate(std::size_t bytes, std::size_t alignment) override;
 
  protected:
   void release(std::byte* data, std::size_t bytes) noexcept override;
 
  private:
+  std::byte* pin_of_host(std::size_t bytes);
+
   int device_;
+  Allocator* host_;
+  std::mutex mutex_;
+  std::vector<Buffer> pinned_;  // of host_
 };
 
 // Blocking copies on a stream of its own: independent of what sessions compute.
@@ -194,7 +199,7 @@ class CudaStream final : public Stream {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device);
+  explicit CudaBackend(const CudaOptions& options);
 
   std::string name() const override { return name_; }
   std::unique_ptr<Stream> create_stream() override;

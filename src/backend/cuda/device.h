@@ -96,6 +96,18 @@ __device__ inline void begin_kernel() {
   release_next();
 }
 
+// What the host has written at p, and everything it wrote before that.
+__device__ inline std::int32_t load_acquire(const std::int32_t* p) {
+  std::int32_t v;
+  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline std::uint64_t global_ns() {
+  std::uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
 __device__ inline float minus_inf() { return -__int_as_float(0x7f800000); }
 
 // Unaligned 16-bit values are read byte by byte; scales of the device are aligned to their size.

@@ -1,4 +1,7 @@
 // Device and pinned memory, copies.
+#include <algorithm>
+#include <utility>
+
 #include "backend/cuda/cuda_internal.h"
 #include "core/error.h"
 #include "core/units.h"
@@ -6,6 +9,9 @@
 namespace moeflux::backend::cuda {
 
 namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kWorthPinning = std::size_t{4} << 20;  // some huge pages
 
 // Errors after which nothing works in this process any more, whatever is asked of the device.
 bool device_is_lost(cudaError_t status) {
@@ -65,9 +71,28 @@ void DeviceAllocator::release(std::byte* data, std::size_t) noexcept {
   cudaFree(data);
 }
 
+// Null: the driver does not pin it.
+std::byte* PinnedAllocator::pin_of_host(std::size_t bytes) {
+  Buffer memory = host_->allocate(bytes, kPage);
+  if (cudaHostRegister(memory.data(), bytes, cudaHostRegisterPortable | cudaHostRegisterMapped) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  void* seen = nullptr;  // by the device: under the same address wherever this backend runs
+  if (cudaHostGetDevicePointer(&seen, memory.data(), 0) != cudaSuccess || seen != memory.data()) {
+    cudaGetLastError();
+    cudaHostUnregister(memory.data());
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  return pinned_.emplace_back(std::move(memory)).data();
+}
+
 Buffer PinnedAllocator::allocate(std::size_t bytes, std::size_t) {  // page-aligned
   if (bytes == 0) return {};
   check_cuda(cudaSetDevice(device_), "choosing the device");
+  if (host_ != nullptr && bytes >= kWorthPinning)
+    if (std::byte* const pinned = pin_of_host(bytes)) return Buffer(this, pinned, bytes);
   void* p = nullptr;
   const cudaError_t status = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
   if (status == cudaErrorMemoryAllocation) {
@@ -81,7 +106,14 @@ Buffer PinnedAllocator::allocate(std::size_t bytes, std::size_t) {  // page-alig
 
 void PinnedAllocator::release(std::byte* data, std::size_t) noexcept {
   cudaSetDevice(device_);
-  cudaFreeHost(data);
+  const std::lock_guard lock(mutex_);
+  const auto of_host = std::find_if(pinned_.begin(), pinned_.end(), [&](const Buffer& b) { return b.data() == data; });
+  if (of_host == pinned_.end()) {
+    cudaFreeHost(data);
+    return;
+  }
+  cudaHostUnregister(data);
+  pinned_.erase(of_host);
 }
 
 DeviceCopier::DeviceCopier(int device) : device_(device) {

@@ -68,6 +68,26 @@ struct FfnSource {
   }
 };
 
+// Row `i` of what the host computes, to y, by a block that waits for it.
+__device__ void take_host_row(const HostRows& h, int i, float* y) {
+  constexpr std::uint64_t kPatience = 20'000'000'000;  // ns: then the step is given up
+  if (threadIdx.x == 0) {
+    const std::int32_t serial = *h.serial;
+    const std::uint64_t start = global_ns();
+    while (load_acquire(h.given) != serial) {
+      if (load_acquire(h.forgiven) == serial) break;
+      if (global_ns() - start > kPatience) {
+        *const_cast<volatile std::int32_t*>(h.missing) = serial;
+        break;
+      }
+      __nanosleep(100);
+    }
+  }
+  __syncthreads();
+  const float* from = h.rows + i * h.width;
+  for (int c = threadIdx.x; c < h.width; c += blockDim.x) y[c] = __ldcv(from + c);
+}
+
 // The pairs of one op. Routed: pair p is token p / k and rank p mod k, then the shared expert's tokens. Listed: entries
 // of {work, row, slot}.
 struct Pairs {
@@ -115,6 +135,14 @@ struct FfnArgs {
   GluParams glu;
   bool fast;
   const uint4* known;      // x of the only token in 8 bits: ffn_up64_kernel of 4-bit codes
+  HostRows host;           // of ffn_up64_kernel and ffn_down64_kernel
+
+  // Which one of the host's the p-th pair is; -1: none.
+  __device__ int host_row(int p) const {
+    if (host.rows == nullptr || p >= pairs.n_routed) return -1;
+    const std::int32_t slot = pairs.source.chosen[p];
+    return slot < kByHost + static_cast<std::int32_t>(UnitRunner::kMostShared) ? slot - kByHost : -1;
+  }
 };
 
 __device__ bool multiplies_integers(const Matrix& m, bool fast) {
@@ -170,6 +198,8 @@ __global__ void __launch_bounds__(kMvThreads, 3) ffn_up64_kernel(const __grid_co
   extern __shared__ __align__(16) std::byte memory[];
   begin_kernel();  // which expert it is, the kernel before says
   const int p = blockIdx.y, halves = gridDim.x / 2;
+  if constexpr (Leaves)
+    if (a.host_row(p) >= 0) return;
   const bool up = static_cast<int>(blockIdx.x) >= halves;
   const auto pair = a.pairs.pair(p, up ? kUp : kGate);
   Mv mv{pair.w, memory};
@@ -192,6 +222,12 @@ template <class Mv, bool Leaves>
 __global__ void __launch_bounds__(kMvThreads, 3) ffn_down64_kernel(const __grid_constant__ FfnArgs a) {
   extern __shared__ __align__(16) std::byte memory[];
   const int p = blockIdx.y, tile = blockIdx.x;
+  if constexpr (Leaves)
+    if (const int row = a.host_row(p); row >= 0) {
+      begin_kernel();
+      if (tile == 0) take_host_row(a.host, row, a.y + p * a.y_stride);
+      return;
+    }
   const auto pair = a.pairs.pair(p, kDown);  // older than the kernel before: see ffn_down_kernel
   Mv mv{pair.w, memory};
   const int cols = pair.w.cols;
@@ -570,6 +606,21 @@ void CudaBackend::execute(Stream& stream, const ExpertFfn& op) {
     run_listed_pairs(s, op, n_pairs);
 }
 
+namespace {
+
+// Whether one token's experts go to the small kernels; `known`: its x in 8 bits, for those of 4-bit codes.
+bool small_kernels(const RoutedFfn& op, const std::byte* known) {
+  if (op.x.dim(0) != 1 || op.precision != Precision::Fast || !all_matvec64(op, !op.shared.gate.empty())) return false;
+  return op.first.gate.format.kind == quant::FormatKind::Mxfp4 || known != nullptr;
+}
+
+}  // namespace
+
+bool takes_host_rows(const CudaStream& s, const RoutedFfn& op) {
+  return op.n_lent > 0 && op.slot_of != nullptr && op.ids.dim(1) <= kWarp && s.units.shares.width == op.x.dim(1) && op.y.dim(1) == op.x.dim(1) &&
+         small_kernels(op, s.known_of(op.x.f32(), op.x.dim(1)));
+}
+
 // As run_routed() for one token wants it, and ExpertFfn for any part of its experts.
 void CudaUnits::reserve(Stream& stream, const RoutedFfn& op) {
   CudaStream& s = use(stream);
@@ -580,6 +631,7 @@ void CudaUnits::reserve(Stream& stream, const RoutedFfn& op) {
   s.scratch_of<float>(Scratch::Inner, (top_k + 1) * 2 * static_cast<std::size_t>(shapes.inner));
   s.scratch_of<Ffn>(Scratch::Tables, top_k);
   s.scratch_of<int4>(Scratch::Lists, top_k);
+  s.units.reserve_shares(op.x.dim(1));
 }
 
 bool CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
@@ -602,13 +654,14 @@ bool CudaBackend::run_routed(Stream& stream, const RoutedFfn& op) {
     a.x = op.x.f32(), a.x_stride = op.x.stride(0), a.y = op.y.f32(), a.y_stride = op.y.stride(0);
     a.shared_y = op.shared_y.f32(), a.shared_stride = op.shared_y.stride(0);
     a.glu = glu, a.fast = op.precision == Precision::Fast;
-    const bool small = n == 1 && a.fast && all_matvec64(op, shared), mx = op.first.gate.format.kind == quant::FormatKind::Mxfp4;
-    if (small && !mx) a.known = reinterpret_cast<const uint4*>(s.known_of(a.x, op.x.dim(1)));
-    if (!small || (!mx && a.known == nullptr)) {
+    const std::byte* const known = s.known_of(a.x, op.x.dim(1));
+    if (!small_kernels(op, known)) {
       run_pairs(s, a, shapes, n * top_k + (shared ? n : 0));
       return false;
     }
+    a.known = reinterpret_cast<const uint4*>(known);
     const bool leaves = op.n_lent > 0 && op.slot_of != nullptr;
+    if (leaves && source.chosen != nullptr) a.host = s.units.host_rows;
     leaves ? run_pairs64<true>(s, a, op, shapes, top_k + (shared ? 1 : 0)) : run_pairs64<false>(s, a, op, shapes, top_k + (shared ? 1 : 0));
     return leaves;
   }

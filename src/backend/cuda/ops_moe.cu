@@ -16,6 +16,7 @@ __global__ void __launch_bounds__(N * kWarp) route_block_kernel(RouteArgs a, Cho
   const CheckInputs inputs(check, a.n_experts, a.top_k);
   begin_kernel();
   const std::int64_t t = blockIdx.x;
+  if (check.shares != nullptr && t > 0) return post_x(check, inputs.serial);  // one token: the second block
   route_block<N>(a, t, static_cast<int>(threadIdx.x) < a.n_experts ? __ldcg(a.logits.row(t) + threadIdx.x) : minus_inf(), memory, check, inputs);
 }
 
@@ -130,7 +131,7 @@ class WaitingCombine final : public WaitingOp {
 void launch_route(CudaStream& s, const RouteArgs& a, unsigned n, const ChoiceCheck& check) {
   const int threads = ceil_div(a.n_experts, kWarp) * kWarp;
   const auto kernel = a.n_experts <= 8 * kWarp ? route_block_kernel<8> : route_block_kernel<16>;
-  launch_large(s, "Route", kernel, n, threads, route_block_bytes(a), a, check);
+  launch_large(s, "Route", kernel, check.shares != nullptr ? n + 1 : n, threads, route_block_bytes(a), a, check);
 }
 
 class WaitingRoute final : public WaitingOp {

@@ -58,7 +58,7 @@ CudaRates probe_cuda_rates(int device) {
   using namespace cuda;
   const int n_processors = cuda_device_info(device).n_processors;
   DeviceAllocator memory(device);
-  PinnedAllocator pinned(device);
+  PinnedAllocator pinned(device, nullptr);
   Timer timer(device);
   const Buffer large = memory.allocate(kMemoryBytes, 256), sink = memory.allocate(256, 256), host = pinned.allocate(kLinkBytes, 4096);
   CudaRates rates;

@@ -131,13 +131,19 @@ __device__ inline void route_block(const RouteArgs& a, std::int64_t t, float v, 
     sum = sum + w;
     if (lane == r) weight = w, id = winner;
   }
-  if (lane >= a.top_k) return;
   if (check.forced != nullptr) id = inputs.forced;
+  const bool chosen = lane < a.top_k;
+  std::int32_t slot = -1, from = -1;
+  if (check.post != nullptr) {
+    slot = chosen ? slots[id] : -1;
+    from = with_share(check, chosen, slot, inputs.share, lane);
+  }
+  if (!chosen) return;
   const bool chosen_only = a.score == RouterScore::SoftmaxOfChosen;
   if (a.normalize || chosen_only) weight = weight / (chosen_only ? sum : sum + a.norm_eps);
   a.weights.row(t)[lane] = weight * a.scaling;
   a.ids[t * a.ids_stride + lane] = id;
-  if (check.post != nullptr) post_choice(check, id, lane, slots[id], inputs.serial);
+  if (check.post != nullptr) post_choice(check, id, lane, slot, from, inputs.serial);
 }
 
 // Token t by one warp. Ranks are chosen one after the other: the largest key, the lowest index among equals; a key that is

@@ -1,6 +1,8 @@
 #include "backend/cuda/units.h"
 
 #include <algorithm>
+#include <bit>
+#include <chrono>
 #include <span>
 #include <thread>
 #include <utility>
@@ -15,6 +17,12 @@ namespace {
 constexpr std::size_t kSerialWord = 14, kMarkWord = 15;
 static_assert(CudaStream::kStepTokens >= kMarkWord);
 constexpr int kSpins = 256;  // looks at a post between two looks at the stream
+// A step of one unit is over in milliseconds, and the host may owe it something: until then nothing is asked of the driver, which may keep
+// others waiting for the device meanwhile.
+constexpr std::chrono::milliseconds kPatience{50};
+// Words of Shares behind those of the checks.
+constexpr std::size_t kForgiven = UnitState::kChecks, kMissing = UnitState::kChecks + 16, kShareWords = UnitState::kChecks + 32;
+static_assert(UnitState::kChecks <= 256);  // share_tag
 
 }  // namespace
 
@@ -41,6 +49,22 @@ bool UnitState::take_choice(std::size_t check) const noexcept {
   return true;
 }
 
+void UnitState::reserve_shares(std::int64_t width) {
+  if (shares.width >= width) return;
+  if (shares.width != 0) return;  // layers of other widths go without
+  constexpr unsigned kFlags = cudaHostAllocPortable | cudaHostAllocMapped;
+  const auto n = static_cast<std::size_t>(width);
+  const auto pin = [](auto** p, std::size_t bytes) {
+    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(p), bytes, kFlags), "pinning memory for shares of experts");
+    std::fill_n(reinterpret_cast<std::byte*>(*p), bytes, std::byte{0});
+  };
+  if (shares.x == nullptr) pin(&shares.x, 2 * n * 8);
+  if (shares.rows == nullptr) pin(&shares.rows, 2 * UnitRunner::kMostShared * n * 4);
+  if (shares.words == nullptr) pin(&shares.words, kShareWords * 4);
+  shares.input.resize(n);
+  shares.width = width;
+}
+
 void UnitState::drop_bodies() noexcept {
   for (cudaGraph_t body : bodies) cudaGraphDestroy(body);
   bodies.clear();
@@ -51,6 +75,9 @@ void UnitState::release() noexcept {
   if (posts != nullptr) cudaFreeHost(posts);
   if (choices != nullptr) cudaFreeHost(choices);
   if (slots != nullptr) cudaFree(slots);
+  for (void* p : {static_cast<void*>(shares.x), static_cast<void*>(shares.rows), static_cast<void*>(shares.words)})
+    if (p != nullptr) cudaFreeHost(p);
+  shares = {};
   posts = nullptr;
   choices = nullptr;
   slots = nullptr;
@@ -98,6 +125,7 @@ UnitRunner::Mode CudaUnits::begin(Stream& stream, std::span<const std::int32_t> 
   if (u.current->seen++ == 0) return Mode::Eager;
   u.n_chosen.clear();
   u.checked_ids = u.checked_table = nullptr;
+  u.host_rows = {};
   u.recording = true;
   s.overlap = u.overlap;
   s.capturing = true;
@@ -178,7 +206,7 @@ cudaError_t CudaUnits::close(CudaStream& s) {
   return status;
 }
 
-void CudaUnits::check(Stream& stream, const SlotCheck& c) {
+bool CudaUnits::check(Stream& stream, const SlotCheck& c) {
   auto& s = static_cast<CudaStream&>(stream);
   UnitState& u = s.units;
   const auto top_k = static_cast<int>(c.ids.dim(1));
@@ -186,17 +214,31 @@ void CudaUnits::check(Stream& stream, const SlotCheck& c) {
   const std::size_t which = u.n_chosen.size();
   u.n_chosen.push_back(top_k);
   if (u.whole) {
-    const ChoiceCheck choice{c.slot_of, c.forced, s.step_inputs + kSerialWord, u.choices + which, u.slots};
+    ChoiceCheck choice{.slot_of = c.slot_of, .forced = c.forced, .serial = s.step_inputs + kSerialWord, .post = u.choices + which, .slots = u.slots};
     u.checked_ids = c.ids.i32();
     u.checked_table = c.slot_of;
+    u.host_rows = {};
     check_cuda(cudaSetDevice(device_), "choosing the device");
-    if (s.waiting != nullptr && s.waiting->launch_with(s, choice)) return s.waiting.reset();
+    const bool shares = c.shares != nullptr && c.ffn != nullptr && takes_host_rows(s, *c.ffn);
+    if (shares) {
+      const UnitState::Shares& m = u.shares;
+      const std::size_t turn = which % 2, width = static_cast<std::size_t>(m.width);
+      choice.shares = c.shares, choice.x = c.ffn->x.f32(), choice.x_post = m.x + turn * width;
+      choice.width = static_cast<int>(m.width), choice.which = static_cast<std::uint32_t>(which);
+      u.host_rows = {m.rows + turn * kMostShared * width, m.words + which, m.words + kForgiven, s.step_inputs + kSerialWord, m.words + kMissing, m.width};
+    }
+    if (s.waiting != nullptr && s.waiting->launch_with(s, choice)) {
+      s.waiting.reset();
+      return shares;
+    }
     use(stream);
-    return launch_choice_check(s, c, choice);
+    launch_choice_check(s, c, choice);
+    return shares;
   }
   use(stream);
   UnitPostMemory* const post = u.posts + which;
   launch_slot_check(s, c, s.step_inputs + kSerialWord, post, s.step_inputs + kMarkWord);
+  return true;
 }
 
 void CudaUnits::cut(Stream& stream) {
@@ -268,8 +310,17 @@ UnitPost CudaUnits::wait(Stream& stream, std::size_t check) {
   UnitPostMemory& post = u.posts[check];
   const auto n = static_cast<std::size_t>(u.n_chosen[check]);
   const auto there = [&] { return u.whole ? u.take_choice(check) : __atomic_load_n(&post.serial, __ATOMIC_ACQUIRE) == u.serial; };
+  std::chrono::steady_clock::time_point ask;
   for (int spin = 0; !there(); spin = (spin + 1) % kSpins) {
     if (spin != kSpins - 1) continue;
+    if (u.whole) {
+      const auto now = std::chrono::steady_clock::now();
+      if (ask == std::chrono::steady_clock::time_point()) ask = now + kPatience;
+      if (now < ask) {
+        std::this_thread::yield();
+        continue;
+      }
+    }
     const cudaError_t status = cudaStreamQuery(s.handle());
     if (status == cudaErrorNotReady) {
       std::this_thread::yield();
@@ -279,6 +330,38 @@ UnitPost CudaUnits::wait(Stream& stream, std::size_t check) {
     if (!there()) fail(ErrorCode::Internal, "the check of layer {} among those with experts has not run", check);
   }
   return {post.missed != 0, {post.ids, n}};
+}
+
+HostShare CudaUnits::take_share(Stream& stream, std::size_t check) {
+  UnitState& u = static_cast<CudaStream&>(stream).units;
+  UnitState::Shares& m = u.shares;
+  const auto width = static_cast<std::size_t>(m.width);
+  const std::uint64_t* post = m.x + check % 2 * width;
+  const std::uint64_t tag = share_tag(u.serial, static_cast<std::uint32_t>(check));
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  for (std::size_t i = 0; i < width; ++i) {
+    std::uint64_t entry = __atomic_load_n(post + i, __ATOMIC_RELAXED);
+    for (int spin = 0; entry >> 32 != tag; entry = __atomic_load_n(post + i, __ATOMIC_RELAXED))
+      if (++spin % kSpins == 0 && std::chrono::steady_clock::now() > give_up) fail(ErrorCode::Internal, "the device does not post the experts' input");
+    m.input[i] = std::bit_cast<float>(static_cast<std::uint32_t>(entry));
+  }
+  return {m.input, m.rows + check % 2 * kMostShared * width};
+}
+
+void CudaUnits::give_share(Stream& stream, std::size_t check) {
+  const UnitState& u = static_cast<const CudaStream&>(stream).units;
+  __atomic_store_n(u.shares.words + check, u.serial, __ATOMIC_RELEASE);
+}
+
+void CudaUnits::forgive(Stream& stream) noexcept {
+  const UnitState& u = static_cast<const CudaStream&>(stream).units;
+  if (u.shares.words != nullptr) __atomic_store_n(u.shares.words + kForgiven, u.serial, __ATOMIC_RELEASE);
+}
+
+void CudaUnits::settle_shares(Stream& stream) {
+  const UnitState& u = static_cast<const CudaStream&>(stream).units;
+  if (u.shares.words != nullptr && __atomic_load_n(u.shares.words + kMissing, __ATOMIC_ACQUIRE) == u.serial)
+    fail(ErrorCode::Internal, "the device waited in vain for experts that the processor computes");
 }
 
 void CudaUnits::resume(Stream& stream) {

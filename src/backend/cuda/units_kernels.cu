@@ -29,12 +29,22 @@ __global__ void slot_check_kernel(std::int32_t* ids, int top_k, const std::int32
   *const_cast<volatile std::int32_t*>(&post->serial) = *serial;
 }
 
-// The same where nothing can be missed.
+// The same where nothing can be missed. Shares only of up to 32 experts.
 __global__ void choice_check_kernel(std::int32_t* ids, int top_k, const ChoiceCheck check) {
   begin_kernel();
-  for (int r = threadIdx.x; r < top_k; r += kWarp) {
-    const std::int32_t id = ids[r] = check.forced != nullptr ? check.forced[r] : ids[r];
-    post_choice(check, id, r, check.slot_of[id], *check.serial);
+  const int lane = threadIdx.x;
+  if (blockIdx.x > 0) return post_x(check, *check.serial);
+  const std::int32_t share = check.shares != nullptr && lane < SlotCheck::kShares ? check.shares[lane] : 0;
+  for (int r0 = 0; r0 < top_k; r0 += kWarp) {
+    const int r = r0 + lane;
+    const bool chosen = r < top_k;
+    std::int32_t id = 0, slot = -1;
+    if (chosen) {
+      id = ids[r] = check.forced != nullptr ? check.forced[r] : ids[r];
+      slot = check.slot_of[id];
+    }
+    const std::int32_t from = with_share(check, chosen, slot, share, lane);
+    if (chosen) post_choice(check, id, r, slot, from, *check.serial);
   }
 }
 
@@ -77,7 +87,7 @@ void launch_slot_check(CudaStream& s, const SlotCheck& c, const std::int32_t* se
 }
 
 void launch_choice_check(CudaStream& s, const SlotCheck& c, const ChoiceCheck& choice) {
-  launch(s, "slot check", choice_check_kernel, dim3(1), kWarp, 0, c.ids.i32(), static_cast<int>(c.ids.dim(1)), choice);
+  launch(s, "slot check", choice_check_kernel, dim3(choice.shares != nullptr ? 2 : 1), kWarp, 0, c.ids.i32(), static_cast<int>(c.ids.dim(1)), choice);
 }
 
 }  // namespace moeflux::backend::cuda

@@ -180,10 +180,15 @@ void record_units(Context& c, LayerIdx layer, const MoeSpec& spec, const MoeWeig
   backend::UnitRunner& units = *c.backend.units();
   const std::int32_t* const slot_of = plan.slot_of + raw(layer) * plan.row;
   const auto n_sites = static_cast<std::int64_t>(plan.sites.size());
-  units.check(c.stream, {s.ids, slot_of, plan.forced == nullptr ? nullptr : plan.forced + n_sites * plan.forced_row});
-  units.cut(c.stream);
   backend::RoutedFfn op = routed_ffn(c, c.experts.slot_layer(layer), slot_of, spec, w, x, s);
   op.n_lent = plan.n_lent;
+  const backend::SlotCheck check{.ids = s.ids,
+                                 .slot_of = slot_of,
+                                 .forced = plan.forced == nullptr ? nullptr : plan.forced + n_sites * plan.forced_row,
+                                 .shares = plan.shares ? slot_of + spec.n_experts + plan.n_lent : nullptr,
+                                 .ffn = &op};
+  if (!units.check(c.stream, check)) plan.takes_share[static_cast<std::size_t>(raw(layer))] = 0;
+  units.cut(c.stream);
   if (!c.backend.run_routed(c.stream, op)) plan.fills_lent[static_cast<std::size_t>(raw(layer))] = 0;
   units.cut(c.stream);
   plan.sites.push_back({layer, &spec});

@@ -24,6 +24,8 @@ struct UnitPlan {
   std::int64_t row = 0, forced_row = 0;
   std::int64_t n_lent = 0;  // of a row: slots behind the layer's experts that take what is read from main memory
   std::vector<std::uint8_t> fills_lent;  // by layer: all recordings so far do
+  bool shares = false;  // of a row: behind those SlotCheck::kShares numbers, how many experts the host computes
+  std::vector<std::uint8_t> takes_share;  // by layer: all recordings so far let the host have it
 };
 
 // Brings the experts that a layer has chosen to the device's slots: those of c.moe.wanted, in that order. The lease must live until the
