@@ -207,13 +207,14 @@ void bench_experts(benchmark::State& state, const Machine& m, const std::string&
 }
 
 void bench_attention(benchmark::State& state, const Machine& m, const std::string& isa, std::int64_t n_tokens,
-                     std::int64_t pos0) {
+                     std::int64_t pos0, DType kv) {
   const std::int64_t heads = 16, kv_heads = 2, hd = 256, context = pos0 + n_tokens;
   const int layers = n_tokens == 1 ? 16 : 1;
-  std::vector<std::vector<std::uint16_t>> k, v;
-  for (int i = 0; i < layers; ++i) {
-    k.emplace_back(static_cast<std::size_t>(context * kv_heads * hd), std::uint16_t{0x2c00});
-    v.emplace_back(static_cast<std::size_t>(context * kv_heads * hd), std::uint16_t{0x3400});
+  std::vector<std::vector<std::uint32_t>> k, v;
+  const auto n_words = static_cast<std::size_t>(context * kv_heads * hd * (kv == DType::F32 ? 4 : 2) / 4);
+  for (int i = 0; i < layers; ++i) {  // two numbers in f16, one in f32
+    k.emplace_back(n_words, 0x2c002c00u);
+    v.emplace_back(n_words, 0x34003400u);
   }
   Rig rig(m, isa);
   std::vector<float> q = random_floats(n_tokens * heads * hd), y(q.size());
@@ -221,8 +222,8 @@ void bench_attention(benchmark::State& state, const Machine& m, const std::strin
   for (auto _ : state) {
     backend::Attention op;
     op.q = view_f32(q.data(), {n_tokens, heads, hd});
-    op.k = make_view(k[i].data(), DType::F16, {context, kv_heads, hd});
-    op.v = make_view(v[i].data(), DType::F16, {context, kv_heads, hd});
+    op.k = make_view(k[i].data(), kv, {context, kv_heads, hd});
+    op.v = make_view(v[i].data(), kv, {context, kv_heads, hd});
     op.y = view_f32(y.data(), {n_tokens, heads, hd});
     op.pos0 = pos0;
     op.scale = 0.0625f;
@@ -230,7 +231,7 @@ void bench_attention(benchmark::State& state, const Machine& m, const std::strin
     i = (i + 1) % k.size();
   }
   if (n_tokens == 1)
-    rate(state, "GB/s", static_cast<double>(context * kv_heads * hd * 4), m.peaks.read_gb_s);
+    rate(state, "GB/s", static_cast<double>(n_words * 8), m.peaks.read_gb_s);
   else
     rate(state, "GOP/s", 4.0 * static_cast<double>((pos0 + n_tokens / 2) * n_tokens * heads * hd),
          m.peaks.f32_gop_s);
@@ -325,12 +326,14 @@ void register_isa(const Machine& m, const std::string& isa) {
     for (const std::int64_t t : {1, 512})
       add(m, fmt::format("experts/{}/{}/T{}", isa, label, t), [=, precision = p, in_bands = bands](benchmark::State& s) { bench_experts(s, m, isa, precision, t, in_bands); });
   }
-  for (const std::int64_t context : {512, 8192})
-    add(m, fmt::format("attention/{}/decode/{}", isa, context),
-        [=](benchmark::State& s) { bench_attention(s, m, isa, 1, context - 1); });
-  for (const std::int64_t pos0 : {0, 4096})
-    add(m, fmt::format("attention/{}/prefill512/{}", isa, pos0),
-        [=](benchmark::State& s) { bench_attention(s, m, isa, 512, pos0); });
+  for (const auto& [kv, label] : {std::pair{DType::F32, "f32"}, std::pair{DType::F16, "f16"}}) {
+    for (const std::int64_t context : {512, 8192})
+      add(m, fmt::format("attention/{}/{}/decode/{}", isa, label, context),
+          [=, type = kv](benchmark::State& s) { bench_attention(s, m, isa, 1, context - 1, type); });
+    for (const std::int64_t pos0 : {0, 4096})
+      add(m, fmt::format("attention/{}/{}/prefill512/{}", isa, label, pos0),
+          [=, type = kv](benchmark::State& s) { bench_attention(s, m, isa, 512, pos0, type); });
+  }
   for (const std::int64_t t : {1, 512}) {
     add(m, fmt::format("delta/{}/T{}", isa, t), [=](benchmark::State& s) { bench_delta(s, m, isa, t); });
     add(m, fmt::format("conv/{}/T{}", isa, t), [=](benchmark::State& s) { bench_conv(s, m, isa, t); });

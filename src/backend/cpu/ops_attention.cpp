@@ -1,7 +1,6 @@
 // Attention: one task per query head, or per group of key tiles when a few queries meet a long context.
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "backend/cpu/cpu_internal.h"
 
@@ -66,9 +65,24 @@ HeadSplit split_heads(const Attention& op, std::int64_t n_tokens_and_groups, int
   return {(shared + n - 1) / n, n, n_kv};
 }
 
-// Tokens whose queries meet a tile of keys one after another while it is in cache. Their states take 16 KiB each for eight
-// heads of 256: eight tokens stay in the second-level cache beside the tile.
-constexpr std::int64_t kMaxHeads = 8, kTokensPerTask = 8;
+constexpr std::int64_t kMaxHeads = 8;
+
+// Tokens whose queries meet a tile of keys while it is in cache. Their states take 16 KiB each for eight heads of 256: they stay in the
+// second-level cache beside the tile. Where the tile is ordered for them first, that has to pay.
+constexpr std::int64_t kTokensPerTask = 8, kTokensPerOrderedTile = 32;
+
+std::int64_t tokens_per_task(const KernelTable& k, const HeadSplit& split, std::int64_t n_tokens, int n_threads) noexcept {
+  if (split.per_task == 1) return 1;
+  const auto enough_tasks = [&](std::int64_t n) noexcept { return n_tokens * split.tasks_per_token() >= 4 * n_threads * n; };
+  if (k.attention_tile != nullptr && enough_tasks(kTokensPerOrderedTile)) return kTokensPerOrderedTile;
+  return enough_tasks(kTokensPerTask) ? kTokensPerTask : 1;
+}
+
+// Floats that kernels need for one tile.
+std::int64_t tile_floats(const KernelTable& k, const Attention& op, std::int64_t n_tokens) noexcept {
+  if (k.attention_tile == nullptr || n_tokens == 1) return kMaxHeads * Attention::kTile;
+  return static_cast<std::int64_t>(attention_tile_scratch_bytes(op.q.dim(2), op.v.dim(2), n_tokens * kMaxHeads) / 4);
+}
 
 void clear(SoftmaxState& s, std::int64_t hd) noexcept {
   s.m = -std::numeric_limits<float>::infinity();
@@ -83,6 +97,16 @@ void run_group(const KernelTable& k, const Attention& op, const HeadSplit& split
   const int n_heads = n > 4 ? 8 : 4;
   for (int i = 0; i < n_heads; ++i) clear(out[i], a.v_dim);
   k.attention_heads(a, op.q.stride(1), static_cast<int>(n), out, n_heads);
+}
+
+void run_tile(const KernelTable& k, const AttentionTile& tile) noexcept {
+  if (k.attention_tile != nullptr) return k.attention_tile(tile);
+  for (int i = 0; i < tile.n; ++i) {
+    const TileQuery& query = tile.queries[i];
+    AttentionGroup a = tile.keys;
+    a.q = query.q, a.j_begin = query.j_begin, a.j_end = query.j_end, a.cold = i == 0;
+    k.attention_heads(a, tile.q_stride, tile.n_queries, query.state, tile.n_queries > 4 ? 8 : 4);
+  }
 }
 
 // Heads [h, h + n) of one token over all its keys.
@@ -108,8 +132,8 @@ void attend_tokens(const KernelTable& k, const Attention& op, std::int64_t t0, s
                    float* scratch) noexcept {
   const std::int64_t hd = op.v.dim(2);
   const int n_heads = n > 4 ? 8 : 4;
-  SoftmaxState total[kTokensPerTask][kMaxHeads], next[kTokensPerTask][kMaxHeads];
-  float* acc = scratch + kMaxHeads * Attention::kTile;
+  SoftmaxState total[kTokensPerOrderedTile][kMaxHeads], next[kTokensPerOrderedTile][kMaxHeads];
+  float* acc = scratch + tile_floats(k, op, t1 - t0);
   for (auto* states : {total, next})
     for (std::int64_t t = 0; t < t1 - t0; ++t)
       for (int i = 0; i < n_heads; ++i, acc += hd) states[t][i].acc = acc;
@@ -119,15 +143,23 @@ void attend_tokens(const KernelTable& k, const Attention& op, std::int64_t t0, s
     for (std::int64_t t = t0; t < t1; ++t)
       for (int i = 0; i < n_heads; ++i) clear(states_of(t)[i], hd);
     for (std::int64_t tile = g * kGroupKeys; tile < (g + 1) * kGroupKeys; tile += Attention::kTile) {
-      bool cold = true;
+      TileQuery queries[kTokensPerOrderedTile];
+      AttentionTile all;
+      all.queries = queries;
       for (std::int64_t t = t0; t < t1; ++t) {
         AttentionGroup a = group_args(op, t, h, g, scratch);
         a.j_begin = std::max(a.j_begin, tile);
         a.j_end = std::min(a.j_end, tile + Attention::kTile);
         if (a.j_begin >= a.j_end) continue;
-        a.cold = std::exchange(cold, false);
-        k.attention_heads(a, op.q.stride(1), static_cast<int>(n), states_of(t), n_heads);
+        queries[all.n] = {a.q, a.j_begin, a.j_end, states_of(t)};
+        if (all.n++ > 0) a.j_begin = std::min(a.j_begin, all.keys.j_begin), a.j_end = std::max(a.j_end, all.keys.j_end);
+        all.keys = a;
       }
+      if (all.n == 0) continue;
+      all.q_stride = op.q.stride(1);
+      all.n_queries = static_cast<int>(n);
+      all.next_end = keys_of(op, t1 - 1).end;
+      run_tile(k, all);
     }
     for (std::int64_t t = t0; t < t1; ++t)
       if (const KeyRange keys = keys_of(op, t); g > keys.first_group() && g * kGroupKeys < keys.end)
@@ -148,8 +180,8 @@ void CpuBackend::execute(Stream& stream, const Attention& op) {
   const HeadSplit split =
       split_heads(op, n_tokens * most_groups, pool_.size(), k_.attention_heads != nullptr);
   const std::int64_t shared = n_heads / split.n_kv, per_token = split.tasks_per_token();
-  const std::int64_t per_task = split.per_task > 1 && n_tokens * per_token >= 4 * pool_.size() * kTokensPerTask ? kTokensPerTask : 1;
-  for (Scratch& w : s.workers) w.get(static_cast<std::size_t>(kMaxHeads * (Attention::kTile + 2 * per_task * hd)) * 4);
+  const std::int64_t per_task = tokens_per_task(k_, split, n_tokens, pool_.size());
+  for (Scratch& w : s.workers) w.get(static_cast<std::size_t>(tile_floats(k_, op, per_task) + kMaxHeads * 2 * per_task * hd) * 4);
 
   const auto first_head = [&](std::int64_t i) noexcept {
     return i / split.tasks_per_kv * shared + i % split.tasks_per_kv * split.per_task;
@@ -166,7 +198,7 @@ void CpuBackend::execute(Stream& stream, const Attention& op) {
       // Late tokens see the most keys: they go first, so that no thread is left with a long task at the end.
       const std::int64_t end = n_tokens - i / per_token * per_task, begin = std::max<std::int64_t>(0, end - per_task);
       const std::int64_t h = first_head(i % per_token), n = heads_of(i % per_token);
-      if (per_task > 1)
+      if (end - begin > 1)
         attend_tokens(k_, op, begin, end, h, n, scratch_of(worker));
       else
         attend_token(k_, op, split, begin, h, n, scratch_of(worker));

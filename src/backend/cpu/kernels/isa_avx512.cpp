@@ -32,6 +32,7 @@ namespace moeflux::backend::cpu::avx512 {
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
 #include "backend/cpu/kernels/avx512/attention.inl"
+#include "backend/cpu/kernels/avx512/attention_tokens.inl"
 #include "backend/cpu/kernels/avx512/delta.inl"
 #include "backend/cpu/kernels/generic/delta_rows.inl"
 // clang-format on
@@ -41,6 +42,7 @@ namespace {
 constexpr KernelTable tiled_table() {
   KernelTable t = kTable;
   t.attention_heads = attention_heads;
+  t.attention_tile = attention_tile;
   t.delta_columns = delta_columns_tiles;
   return t;
 }

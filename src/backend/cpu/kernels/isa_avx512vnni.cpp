@@ -42,6 +42,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/avx512/fp8.inl"
 #include "backend/cpu/kernels/avx512/exact.inl"
 #include "backend/cpu/kernels/avx512/attention.inl"
+#include "backend/cpu/kernels/avx512/attention_tokens.inl"
 #include "backend/cpu/kernels/avx512/delta.inl"
 #include "backend/cpu/kernels/generic/delta_rows.inl"
 // clang-format on
@@ -65,6 +66,7 @@ constexpr KernelTable tiled_table() {
   t.interleave = interleave_tokens;
   t.bands = true;
   t.attention_heads = attention_heads;
+  t.attention_tile = attention_tile;
   t.delta_columns = delta_columns_tiles;
   return t;
 }

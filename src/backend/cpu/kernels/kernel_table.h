@@ -96,6 +96,27 @@ struct SoftmaxState {
   float* acc;
 };
 
+// Several tokens' query heads of one kv head, up to eight a token, against one tile of keys.
+struct TileQuery {
+  const float* q = nullptr;             // [n_queries] rows of head_dim
+  std::int64_t j_begin = 0, j_end = 0;  // the keys that this token sees of the tile: at least one
+  SoftmaxState* state = nullptr;        // [n_queries], gone on from
+};
+struct AttentionTile {
+  AttentionGroup keys;  // but for q; all keys of the tile that some token sees; scores: attention_tile_scratch_bytes
+  std::int64_t q_stride = 0;
+  int n_queries = 0;
+  const TileQuery* queries = nullptr;
+  int n = 0;
+  std::int64_t next_end = 0;  // keys behind the tile are read soon, up to this one
+};
+
+// Of n queries times tokens.
+constexpr std::size_t attention_tile_scratch_bytes(std::int64_t head_dim, std::int64_t v_dim, std::int64_t n) noexcept {
+  const std::int64_t rows = n + 15;  // a kernel may add some
+  return static_cast<std::size_t>((head_dim + v_dim) * 256 + rows * (2 * 256 + 4 + 32) + 64) / 64 * 64;
+}
+
 struct DeltaBlock {
   const float* q = nullptr;  // of the key head; token stride qk_stride
   const float* k = nullptr;
@@ -174,6 +195,8 @@ struct KernelTable {
   // v_dim are multiples of 32. Null: not here.
   void (*attention_heads)(const AttentionGroup& a, std::int64_t q_stride, int n_queries, SoftmaxState* state,
                           int n_heads) noexcept;
+  // The same for several tokens, which it pays to bring the tile into an order of its own for. Null: attention_heads token by token.
+  void (*attention_tile)(const AttentionTile& tile) noexcept;
   // The sum of a multiple of 16 words: reading memory as fast as it comes, for probes.
   std::uint64_t (*sum_words)(const std::uint64_t* words, std::size_t n_words) noexcept;
 };

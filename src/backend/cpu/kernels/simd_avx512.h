@@ -53,13 +53,8 @@ MOEFLUX_MATH V16 select_lt(V16 p, V16 q, V16 x, V16 y) noexcept {
 MOEFLUX_MATH V16 select_ordered(V16 p, V16 x, V16 y) noexcept {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(p.a, p.a, _CMP_ORD_Q), y.a, x.a)};
 }
-MOEFLUX_MATH V16 scale_pow2(V16 p, V16 n) noexcept {
-  const __m512i i = _mm512_cvtps_epi32(n.a), half = _mm512_srai_epi32(i, 1), rest = _mm512_sub_epi32(i, half);
-  const __m512i bias = _mm512_set1_epi32(127);
-  const __m512 f = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-  const __m512 g = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
-  return {_mm512_mul_ps(_mm512_mul_ps(p.a, f), g)};
-}
+// p is near 1, n whole and the result above 2^-127: rounded once, as two products by powers of two are.
+MOEFLUX_MATH V16 scale_pow2(V16 p, V16 n) noexcept { return {_mm512_scalef_ps(p.a, n.a)}; }
 MOEFLUX_MATH float reduce_add(V16 x) noexcept {
   const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(x.a), _mm512_extractf32x8_ps(x.a, 1));
   const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));

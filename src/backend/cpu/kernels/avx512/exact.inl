@@ -12,32 +12,47 @@ inline constexpr bool kLookup = Slot >= 3 && Slot <= 6;
 template <int Slot>
 inline constexpr int kCodeBits = Slot == 3 ? 4 : Slot == 10 ? 8 : kBits<Slot>;
 
-// Bit offsets for lane l in the low byte of its double word: code l of the broadcast qword, or code l mod 8.
+// Sixteen codes of 2, 3, 5 or 6 bits fill 2 * Bits bytes. A lane takes the four bytes in which its code lies and shifts them: kPerWord neighbours take
+// the same four, the last ones so that nothing behind the codes is read.
 template <int Bits>
-struct LaneShifts {
-  alignas(64) std::uint8_t v[64];
-  constexpr LaneShifts() : v{} {
-    for (int l = 0; l < 16; ++l) v[4 * l] = static_cast<std::uint8_t>(Bits * (Bits <= 4 ? l : l % 8));
+struct LaneCodes {
+  static constexpr int kPerWord = Bits == 2 ? 16 : Bits == 3 ? 8 : 4;
+  static constexpr int first_byte(int lane) noexcept {
+    const int byte = lane / kPerWord * kPerWord * Bits / 8;
+    return byte < 2 * Bits - 4 ? byte : 2 * Bits - 4;
+  }
+  alignas(64) std::uint32_t shift[16];
+  constexpr LaneCodes() : shift{} {
+    for (int l = 0; l < 16; ++l) shift[l] = static_cast<std::uint32_t>(Bits * l - 8 * first_byte(l));
   }
 };
 template <int Bits>
-inline constexpr LaneShifts<Bits> kLaneShifts{};
+inline constexpr LaneCodes<Bits> kLaneCodes{};
 
-// Bytes bytes, zeros above them. Odd counts are put together from loads that overlap nothing behind p +
-// Bytes.
-template <int Bytes>
-MOEFLUX_MATH long long load_bytes(const std::uint8_t* p) noexcept {
-  if constexpr (Bytes == 8 || Bytes == 4) {
-    std::conditional_t<Bytes == 8, std::uint64_t, std::uint32_t> v;
-    std::memcpy(&v, p, Bytes);
-    return static_cast<long long>(v);
-  } else {
-    static_assert(Bytes == 5 || Bytes == 6);
-    std::uint32_t low, high;  // bytes 0..3 and the last four
-    std::memcpy(&low, p, 4);
-    std::memcpy(&high, p + Bytes - 4, 4);
-    return static_cast<long long>(static_cast<std::uint64_t>(high >> (8 * (8 - Bytes))) << 32 | low);
+// Code l of the sixteen at p in the low bits of lane l; those above it are not cleared.
+template <int Bits>
+MOEFLUX_MATH __m512i lane_codes(const std::uint8_t* p) noexcept {
+  constexpr int kPerWord = LaneCodes<Bits>::kPerWord;
+  __m512i words = _mm512_broadcastd_epi32(_mm_loadu_si32(p));
+#pragma GCC unroll 4
+  for (int lane = kPerWord; lane < 16; lane += kPerWord)
+    words = _mm512_mask_broadcastd_epi32(words, static_cast<__mmask16>(((1u << kPerWord) - 1) << lane), _mm_loadu_si32(p + LaneCodes<Bits>::first_byte(lane)));
+  return _mm512_srlv_epi32(words, load512(kLaneCodes<Bits>.shift));
+}
+
+// Those of 4 bits fill 8, and one instruction of VBMI shifts them.
+struct NibbleShifts {
+  alignas(64) std::uint8_t v[64];
+  constexpr NibbleShifts() : v{} {
+    for (int l = 0; l < 16; ++l) v[4 * l] = static_cast<std::uint8_t>(4 * l);
   }
+};
+inline constexpr NibbleShifts kNibbleShifts{};
+template <>
+MOEFLUX_MATH __m512i lane_codes<4>(const std::uint8_t* p) noexcept {
+  std::int64_t word;
+  std::memcpy(&word, p, sizeof word);
+  return _mm512_multishift_epi64_epi8(load512(kNibbleShifts.v), _mm512_set1_epi64(word));
 }
 
 // One row being decoded: weights() gives sixteen of the current group.
@@ -74,16 +89,11 @@ struct RowReader {
       constexpr int kWidth = kCodeBits<Slot>;
       const std::uint8_t* q = codes + c / 8 * kWidth;
       if constexpr (kLookup<Slot>) {
-        const __m512i word = _mm512_set1_epi64(load_bytes<2 * kWidth>(q));
-        return {_mm512_permutexvar_ps(_mm512_multishift_epi64_epi8(load512(kLaneShifts<kWidth>.v), word), a)};
+        return {_mm512_permutexvar_ps(lane_codes<kWidth>(q), a)};
       } else if constexpr (kWidth == 8) {
         return {_mm512_fmadd_ps(a, load_u8(q).a, b)};
       } else {
-        const __m512i word = _mm512_inserti64x4(_mm512_set1_epi64(load_bytes<kWidth>(q)),
-                                                _mm256_set1_epi64x(load_bytes<kWidth>(q + kWidth)), 1);
-        const __m512i code =
-            _mm512_and_si512(_mm512_multishift_epi64_epi8(load512(kLaneShifts<kWidth>.v), word),
-                             _mm512_set1_epi32((1 << kWidth) - 1));
+        const __m512i code = _mm512_and_si512(lane_codes<kWidth>(q), _mm512_set1_epi32((1 << kWidth) - 1));
         return {_mm512_fmadd_ps(a, _mm512_cvtepi32_ps(code), b)};
       }
     }

@@ -45,6 +45,7 @@ constexpr KernelTable kTable = {
     .token_tile = nullptr,
     .interleave = nullptr,
     .attention_heads = nullptr,
+    .attention_tile = nullptr,
     .sum_words = sum_words,
 };
 
