@@ -90,7 +90,7 @@ void add_engine_options(CLI::App& app, ModelOptions& options) {
       ->check(CLI::IsMember({"f32", "f16"}))
       ->capture_default_str();
   app.add_option("--isa", options.isa,
-                 "Force a CPU kernel set: amx, avx512vnni, avx512, avx2vnni, avx2, neon, scalar; never changes a result");
+                 "Force a CPU kernel set: amx, avx512vbmi, avx512vnni, avx512, avx2vnni, avx2, neon, scalar; never changes a result");
   app.add_option("--chunk", options.chunk_size, "Prompt tokens computed together; never changes a result")
       ->check(at_least(0));
   app.add_option("--ram", options.ram,

@@ -37,7 +37,7 @@ enum class BackendKind : std::uint8_t { Cpu, Cuda, Auto };
 struct EngineOptions {
   std::filesystem::path model;  // a folder with config.json and safetensors
   int n_threads = 0;            // < 1: one per usable core
-  std::string isa;              // "" picks the best of this CPU; "avx512vnni", "amx", "avx512", "avx2vnni", "avx2", "neon", "scalar" force one
+  std::string isa;              // "" picks the best of this CPU; "amx", "avx512vbmi", "avx512vnni", "avx512", "avx2vnni", "avx2", "neon", "scalar" force one
   Precision precision = Precision::Fast;
   // The ceiling of the whole process: trunk, experts in memory, one session of the `planned` kind, buffers. 0: most of
   // what the machine and its control group have free (default_ram_bytes() in probe.h). With a ceiling too low for all

@@ -21,7 +21,7 @@ struct CpuOptions {
 // is unknown or that this CPU does not have (the message lists those it has).
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
-// Best first: "amx", "avx512vnni", "avx512", "avx2vnni", "avx2", "scalar"; on ARM "neon", "scalar".
+// Best first: "amx", "avx512vbmi", "avx512vnni", "avx512", "avx2vnni", "avx2", "scalar"; on ARM "neon", "scalar".
 std::vector<std::string> supported_isas();
 
 // The sum of n_words 64-bit words, a multiple of 16, read as fast as this CPU can: for probes of memory.

@@ -12,7 +12,7 @@ std::vector<const cpu::KernelTable*> available_tables() {
   std::vector<const cpu::KernelTable*> tables;
   // Best first.
   for (const cpu::KernelTable* t :
-       {cpu::amx_table(), cpu::avx512vnni_table(), cpu::avx512_table(), cpu::avx2vnni_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
+       {cpu::amx_table(), cpu::avx512vbmi_table(), cpu::avx512vnni_table(), cpu::avx512_table(), cpu::avx2vnni_table(), cpu::avx2_table(), cpu::neon_table(), cpu::scalar_table()})
     if (t != nullptr) tables.push_back(t);
   return tables;
 }

@@ -1,4 +1,4 @@
-// The kernels of avx512vnni with AMX for the fast matmul of many tokens.
+// The kernels of avx512vbmi with AMX for the fast matmul of many tokens.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -36,6 +36,7 @@ namespace moeflux::backend::cpu::amx {
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/avx512/codes_vbmi.inl"
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/generic/ahead.inl"
@@ -72,9 +73,9 @@ bool may_use_tiles() noexcept {
 }  // namespace
 
 const KernelTable* amx_table() noexcept {
-  if (avx512vnni_table() == nullptr || !has_amx() || !may_use_tiles()) return nullptr;
+  if (avx512vbmi_table() == nullptr || !has_amx() || !may_use_tiles()) return nullptr;
   static const KernelTable table = [] {
-    KernelTable t = *avx512vnni_table();
+    KernelTable t = *avx512vbmi_table();
     t.name = "amx";
     for (int i = 0; i < 7; ++i) t.fast[3 + i] = amx::kFast[i];
     t.interleave = amx::interleave_amx;

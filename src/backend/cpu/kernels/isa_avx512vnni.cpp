@@ -1,4 +1,4 @@
-// The kernels compiled for AVX-512 with VNNI and VBMI: the integer kernels of kernels/avx512.
+// The kernels compiled for AVX-512 with VNNI: the integer kernels of kernels/avx512.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,7 +20,7 @@
 
 #if defined(__x86_64__)
 
-MOEFLUX_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")
+MOEFLUX_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "backend/cpu/kernels/simd_avx512.h"
 
 namespace moeflux::backend::cpu::avx512vnni {
@@ -32,6 +32,7 @@ namespace moeflux::backend::cpu::avx512vnni {
 #include "backend/cpu/kernels/generic/attention.inl"
 #include "backend/cpu/kernels/generic/delta.inl"
 #include "backend/cpu/kernels/generic/table.inl"
+#include "backend/cpu/kernels/avx512/codes_words.inl"
 #include "backend/cpu/kernels/avx512/tiles.inl"
 #include "backend/cpu/kernels/avx512/matvec.inl"
 #include "backend/cpu/kernels/generic/ahead.inl"
@@ -78,7 +79,7 @@ constexpr KernelTable kTiledTable = tiled_table();
 MOEFLUX_TARGET_END
 namespace moeflux::backend::cpu {
 const KernelTable* avx512vnni_table() noexcept {
-  return avx512_table() != nullptr && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") ? &avx512vnni::kTiledTable : nullptr;
+  return avx512_table() != nullptr && __builtin_cpu_supports("avx512vnni") ? &avx512vnni::kTiledTable : nullptr;
 }
 }  // namespace moeflux::backend::cpu
 

@@ -211,6 +211,7 @@ const KernelTable* avx2_table() noexcept;
 const KernelTable* avx2vnni_table() noexcept;
 const KernelTable* avx512_table() noexcept;
 const KernelTable* avx512vnni_table() noexcept;
+const KernelTable* avx512vbmi_table() noexcept;
 const KernelTable* amx_table() noexcept;
 const KernelTable* neon_table() noexcept;
 

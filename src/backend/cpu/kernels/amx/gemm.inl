@@ -271,7 +271,7 @@ void gemm_amx(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end
 
 template <int Slot>
 void matmul_fast_amx(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row_end) noexcept {
-  b.xq.tile > kMaxTileTokens ? gemm_amx<Slot>(b, row_begin, row_end) : avx512vnni_table()->fast[Slot](b, row_begin, row_end);
+  b.xq.tile > kMaxTileTokens ? gemm_amx<Slot>(b, row_begin, row_end) : avx512vbmi_table()->fast[Slot](b, row_begin, row_end);
 }
 
 std::int64_t amx_token_tile(const MatrixView& w, std::int64_t n_tokens) noexcept {

@@ -40,21 +40,6 @@ MOEFLUX_MATH __m512i lane_codes(const std::uint8_t* p) noexcept {
   return _mm512_srlv_epi32(words, load512(kLaneCodes<Bits>.shift));
 }
 
-// Those of 4 bits fill 8, and one instruction of VBMI shifts them.
-struct NibbleShifts {
-  alignas(64) std::uint8_t v[64];
-  constexpr NibbleShifts() : v{} {
-    for (int l = 0; l < 16; ++l) v[4 * l] = static_cast<std::uint8_t>(4 * l);
-  }
-};
-inline constexpr NibbleShifts kNibbleShifts{};
-template <>
-MOEFLUX_MATH __m512i lane_codes<4>(const std::uint8_t* p) noexcept {
-  std::int64_t word;
-  std::memcpy(&word, p, sizeof word);
-  return _mm512_multishift_epi64_epi8(load512(kNibbleShifts.v), _mm512_set1_epi64(word));
-}
-
 // One row being decoded: weights() gives sixteen of the current group.
 template <int Slot>
 struct RowReader {
@@ -89,7 +74,7 @@ struct RowReader {
       constexpr int kWidth = kCodeBits<Slot>;
       const std::uint8_t* q = codes + c / 8 * kWidth;
       if constexpr (kLookup<Slot>) {
-        return {_mm512_permutexvar_ps(lane_codes<kWidth>(q), a)};
+        return {_mm512_permutexvar_ps(kWidth == 4 ? lane_nibbles(q) : lane_codes<kWidth>(q), a)};
       } else if constexpr (kWidth == 8) {
         return {_mm512_fmadd_ps(a, load_u8(q).a, b)};
       } else {

@@ -1,31 +1,14 @@
-// fp8 weights to f32, 64 at a time: every value is a bf16, whose two bytes come from tables of the 128 magnitudes.
+// fp8 weights to f32, 64 at a time: every value is a bf16, whose two bytes are made for all 64 at once.
 
 namespace {
-
-struct E4m3Tables {
-  alignas(64) std::uint8_t low[128], high[128];  // of quant::e4m3_to_f32 as bf16
-  constexpr E4m3Tables() : low{}, high{} {
-    for (int code = 0; code < 128; ++code) {
-      int exponent = code >> 3, fraction = code & 7;
-      if (exponent == 0 && fraction != 0) {  // subnormal: shifted until the leading one falls off
-        for (exponent = 1; fraction < 8; --exponent) fraction *= 2;
-        fraction -= 8;
-      }
-      const int bits = code == 0x7f ? 0x7fc0 : code == 0 ? 0 : (exponent + 120) << 7 | fraction << 4;
-      low[code] = static_cast<std::uint8_t>(bits & 255);
-      high[code] = static_cast<std::uint8_t>(bits >> 8);
-    }
-  }
-};
-inline constexpr E4m3Tables kE4m3{};
 
 // Columns 16 i .. 16 i + 15 into out[i].
 MOEFLUX_MATH void e4m3_to_f32x64(__m512i codes, __m512 (&out)[4]) noexcept {
   // Bytes and then words are spread within quarters of a register: quarter q of out[i] is the i-th four codes of quarter q.
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   codes = _mm512_permutexvar_epi32(order, codes);
-  const __m512i low = _mm512_permutex2var_epi8(load512(kE4m3.low), codes, load512(kE4m3.low + 64));
-  __m512i high = _mm512_permutex2var_epi8(load512(kE4m3.high), codes, load512(kE4m3.high + 64));
+  __m512i low, high;
+  e4m3_bytes(codes, low, high);
   high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8(-128), 0xf8);  // high | codes & sign
   const __m512i none = _mm512_setzero_si512(), a = _mm512_unpacklo_epi8(low, high), b = _mm512_unpackhi_epi8(low, high);
   out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(none, a));

@@ -151,23 +151,6 @@ MOEFLUX_MATH __m512i high_codes(__m512i packed) noexcept {
   return low_codes<Slot>(_mm512_srli_epi16(packed, 4));
 }
 
-// Which byte of the packed stream each byte of the unpacked qwords starts from: qword j takes bytes j * Bits
-// ...
-template <int Bits>
-struct UnpackTables {
-  alignas(64) std::uint8_t gather[64];
-  alignas(64) std::uint8_t shift[64];
-  constexpr UnpackTables() : gather{}, shift{} {
-    constexpr int order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-    for (int i = 0; i < 64; ++i) {
-      gather[i] = static_cast<std::uint8_t>(Bits == 8 ? i / 8 * 8 + order[i % 8] : i / 8 * Bits + i % 8);
-      shift[i] = static_cast<std::uint8_t>(Bits * order[i % 8] & 63);
-    }
-  }
-};
-template <int Bits>
-inline constexpr UnpackTables<Bits> kUnpack{};
-
 // 64 codes (or the first n, a multiple of 8) of any width in x8 order; absent ones are 0.
 template <int Bits>
 MOEFLUX_MATH __m512i unpack64(const std::uint8_t* p, int n) noexcept {
@@ -175,11 +158,9 @@ MOEFLUX_MATH __m512i unpack64(const std::uint8_t* p, int n) noexcept {
   const __mmask64 mask = bytes >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bytes) - 1;
   const __m512i raw = _mm512_maskz_loadu_epi8(mask, p);
   if constexpr (Bits == 8) {
-    return _mm512_shuffle_epi8(raw, load512(kUnpack<8>.gather));
+    return _mm512_shuffle_epi8(raw, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)));
   } else {
-    const __m512i spread = _mm512_permutexvar_epi8(load512(kUnpack<Bits>.gather), raw);
-    const __m512i codes = _mm512_multishift_epi64_epi8(load512(kUnpack<Bits>.shift), spread);
-    return _mm512_and_si512(codes, _mm512_set1_epi8((1 << Bits) - 1));
+    return unpack_codes<Bits>(raw);
   }
 }
 
