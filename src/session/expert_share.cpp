@@ -99,7 +99,7 @@ void ExpertShare::compute(const model::MoeSite& site, const store::SlotExperts& 
 }
 
 void ExpertShare::prepare(const model::MoeSite& site, const store::SlotExperts& slots, std::span<const std::int32_t> far, std::int32_t lent, Precision precision) {
-  if (!wants_to_measure() || copier_ == nullptr || far.size() < 2 * kMeasured || lent < 0) return;
+  if (!wants_to_measure() || far.size() < 2 * kMeasured || lent < 0) return;
   n_idle_ = kAgain;
   const auto width = static_cast<std::size_t>(slots.first.gate.cols);
   x_.assign(width, 1.0f);
@@ -128,9 +128,8 @@ void ExpertShare::prepare(const model::MoeSite& site, const store::SlotExperts& 
     const std::uint64_t start = now_ns();
     if (!copier_->start(CopyDirection::ToDevice, 0, parts)) break;
     CopyCompletion done;
-    while (copier_->outstanding() > 0)
-      if (copier_->wait({&done, 1}, std::chrono::seconds(1)) == 0) break;
-    if (round >= kWarmUp) taken.push_back(microseconds_since(start));
+    while (copier_->outstanding() > 0) copier_->wait({&done, 1}, std::chrono::seconds(1));  // a lost device ends its copies, too
+    if (round >= kWarmUp && done.ok) taken.push_back(microseconds_since(start));
   }
   times_.link_first = kLinkFirst;
   times_.link_each = taken.empty() ? 0.0 : median(taken) / static_cast<double>(kMeasured);

@@ -36,13 +36,13 @@ class ExpertShare {
   // Both backends outlive it. `processor` computes on host memory and gives the device's bytes.
   ExpertShare(backend::Backend& processor, backend::Backend& device, CpuExperts mode);
 
-  // How many of how many; changes only in prepare().
+  // How many of how many; changes between steps.
   const ShareCounts& counts() const noexcept { return counts_; }
   // Before a step, the device at rest: measures what has not been measured, and again where the processor has become slower or faster. `far` are
   // slots in main memory that hold experts of the shape of `slots`; `lent` a slot of the device that may be overwritten.
   void prepare(const model::MoeSite& site, const store::SlotExperts& slots, std::span<const std::int32_t> far, std::int32_t lent, Precision precision);
   // Whether prepare() would measure, and so wants slots.
-  bool wants_to_measure() const noexcept { return mode_ == CpuExperts::Auto && n_idle_ == 0; }
+  bool wants_to_measure() const noexcept { return mode_ == CpuExperts::Auto && copier_ != nullptr && n_idle_ == 0; }
   // After a step with counts() in use.
   void step_done() noexcept;
 

@@ -67,12 +67,6 @@ struct Tiers {
   std::unique_ptr<TieredStore> store;
 };
 
-std::size_t n_experts(const Loaded& m) {
-  std::size_t n = 0;
-  for (const auto& l : m.binding.experts.layers) n += static_cast<std::size_t>(l.n_experts);
-  return n;
-}
-
 class Tiered : public testing::TestWithParam<std::string> {};
 
 // From the least that works to everything, on the device and in main memory, in any chunking.
@@ -80,10 +74,7 @@ TEST_P(Tiered, SameBytesForAnyPlacement) {
   const Loaded m(fixtures() / GetParam());
   const auto tokens = golden_tokens(GetParam());
   const auto want = m.resident(tokens);
-  const std::size_t all = n_experts(m);
-  std::size_t top_k = 1;
-  for (const auto& l : m.parsed.spec.layers)
-    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
+  const std::size_t all = m.n_experts(), top_k = m.top_k();
   for (const std::size_t n_device : {top_k, top_k + 1, all / 4 + top_k, all / 2 + top_k, all + top_k})
     for (const std::size_t n_host : {std::size_t{0}, std::size_t{1}, all / 3, all + 2}) {
       Tiers t(m, {n_device, top_k, n_host});
@@ -446,7 +437,7 @@ TEST(TieredTable, StaysWhileItIsUsed) {
 // nothing is copied for it.
 TEST(TieredTable, LentSlotsKeepWhatIsWorthIt) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
-  const std::size_t all = n_experts(m);
+  const std::size_t all = m.n_experts();
   Tiers t(m, {.n_device = 12, .n_spare = 4, .n_host = all, .reads_host = true});
   t.store->fill({});
   t.finish_copies();
@@ -508,7 +499,7 @@ TEST(TieredTable, LentSlotsKeepWhatIsWorthIt) {
 // Slots that are lent anew for every token do not keep a lease of another session waiting for ever.
 TEST(TieredTable, LeasesComeBeforeLending) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
-  Tiers t(m, {.n_device = 12, .n_spare = 4, .n_host = n_experts(m), .reads_host = true});
+  Tiers t(m, {.n_device = 12, .n_spare = 4, .n_host = m.n_experts(), .reads_host = true});
   t.store->fill({});
   t.finish_copies();
   std::vector<std::int32_t> lent, table(4 * 8);
@@ -555,7 +546,7 @@ TEST(TieredTable, LendsNothingInVain) {
 
 TEST(TieredFill, ReadsEverythingThatFits) {
   const Loaded m(fixtures() / "qwen3_5_moe-mlx4");
-  const std::size_t all = n_experts(m);
+  const std::size_t all = m.n_experts();
   Tiers t(m, {all / 4 + 3, 3, all});
   std::uint64_t last = 0, total = 0;
   t.store->fill([&](std::string_view, std::uint64_t done, std::uint64_t of) { last = done, total = of; });

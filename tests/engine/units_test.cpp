@@ -177,11 +177,9 @@ TEST_P(Units, SameBytesForAnyPlacement) {
   auto tokens = golden_tokens(GetParam());
   tokens.resize(std::min<std::size_t>(tokens.size(), 40));
   const auto want = wanted(m, tokens, 5);
-  std::size_t all = 0, top_k = 1, n_at_once = 0;
+  const std::size_t all = m.n_experts(), top_k = m.top_k();
+  std::size_t n_at_once = 0;
   std::uint32_t seed = 0;  // even and odd: devices that launch a step's units at once, and such that do not
-  for (const auto& l : m.binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
-  for (const auto& l : m.parsed.spec.layers)
-    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
   for (const std::size_t n_device : {top_k, top_k + 2, all / 4 + top_k, all / 2 + top_k, all + top_k})
     for (const auto& [n_host, reads_host] : {std::pair{std::size_t{0}, false}, {std::size_t{0}, false}, {all, false}, {all / 3, true}, {all / 3, true}, {all, true}}) {
       OnDevice on(m, n_device, top_k, n_host, ++seed, false, reads_host);
@@ -231,11 +229,8 @@ TEST_P(Units, SameBytesWhoeverComputes) {
   auto tokens = golden_tokens(GetParam());
   tokens.resize(std::min<std::size_t>(tokens.size(), 40));
   const auto want = wanted(m, tokens, 5);
-  std::size_t all = 0, top_k = 1;
+  const std::size_t all = m.n_experts(), top_k = m.top_k();
   std::uint32_t seed = 0;
-  for (const auto& l : m.binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
-  for (const auto& l : m.parsed.spec.layers)
-    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
   for (const std::size_t n_device : {top_k, top_k + 2, all / 2 + top_k, all + top_k}) {
     OnDevice on(m, n_device, top_k, all, ++seed, false, true);
     on.store->fill({});
@@ -257,10 +252,7 @@ TEST_P(Units, CancelledWhileTheDeviceWaits) {
   auto tokens = golden_tokens(GetParam());
   tokens.resize(std::min<std::size_t>(tokens.size(), 24));
   const auto want = wanted(m, tokens, 5);
-  std::size_t all = 0, top_k = 1;
-  for (const auto& l : m.binding.experts.layers) all += static_cast<std::size_t>(l.n_experts);
-  for (const auto& l : m.parsed.spec.layers)
-    if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) top_k = std::max(top_k, static_cast<std::size_t>(moe->top_k));
+  const std::size_t all = m.n_experts(), top_k = m.top_k();
   OnDevice on(m, top_k + 2, top_k, all, 3, false, true);
   on.store->fill({});
   const auto session = on.session(nullptr, true);

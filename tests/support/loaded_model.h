@@ -1,12 +1,14 @@
 // A model without an engine: tests bring their own store and reader.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
@@ -32,6 +34,18 @@ struct Loaded {
         model(parsed.spec, binding, folder, *backend, {}),
         precision(p) {
     for (std::uint32_t i = 0; i < folder.n_files(); ++i) files.push_back(folder.file(i).path());
+  }
+
+  std::size_t n_experts() const {  // of all layers
+    std::size_t n = 0;
+    for (const auto& l : binding.experts.layers) n += static_cast<std::size_t>(l.n_experts);
+    return n;
+  }
+  std::size_t top_k() const {  // the largest
+    std::size_t k = 1;
+    for (const auto& l : parsed.spec.layers)
+      if (const auto* moe = std::get_if<model::MoeSpec>(&l.ffn)) k = std::max(k, static_cast<std::size_t>(moe->top_k));
+    return k;
   }
 
   std::vector<std::string> names() const {
