@@ -233,12 +233,17 @@ void expert_ffn_cases(const Visitor& visit) {
         // Few experts of one token for many threads: slices get narrower, as far as groups of the last matrix let them.
         expert_case(visit, seed++, {1, 64, 320, 2, 2, affine(4, 64, DType::BF16), affine(4, 64, DType::BF16), glu, bias}, precision);
         expert_case(visit, seed++, {1, 128, 384, 2, 2, affine(4, 64, DType::BF16), affine(6, 128, DType::BF16), glu, bias}, precision);
+        // Many experts of few tokens: most of them are one thread's as a whole, beside slices of the rest, whole groups or parts of them.
+        expert_case(visit, seed++, {1, 128, 384, 9, 9, affine(4, 64, DType::BF16), affine(6, 128, DType::BF16), glu, bias}, precision);
+        expert_case(visit, seed++, {3, 96, 160, 11, 5, mx, bf16, glu, bias}, precision);
       }
   // Whole bands of sixteen rows, groups of every size, one token and several.
   for (const bool bias : {false, true}) {
     expert_case(visit, seed++, {40, 256, 304, 9, 2, affine(4, 64, DType::BF16), bf16, GluKind::Silu, bias}, Precision::Fast);
     expert_case(visit, seed++, {99, 96, 160, 3, 1, affine(4, 32, DType::BF16), affine(4, 32, DType::BF16), GluKind::Silu, bias}, Precision::Fast);
     expert_case(visit, seed++, {1, 192, 320, 4, 3, affine(4, 32, DType::F16), affine(4, 64, DType::F16), GluKind::Silu, bias}, Precision::Fast);
+    expert_case(visit, seed++, {1, 192, 320, 9, 9, affine(4, 64, DType::BF16), affine(4, 64, DType::BF16), GluKind::Silu, bias}, Precision::Fast);
+    expert_case(visit, seed++, {4, 128, 256, 11, 6, affine(4, 64, DType::F16), affine(4, 128, DType::F16), GluKind::Silu, bias}, Precision::Fast);
     expert_case(visit, seed++, {5, 128, 384, 2, 2, affine(4, 128, DType::BF16), affine(4, 128, DType::BF16), GluKind::Clamped, bias}, Precision::Fast);
   }
 }

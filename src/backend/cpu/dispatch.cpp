@@ -1,4 +1,8 @@
 // Chooses the kernel table, once, at start.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <array>
 
 #include "backend/cpu/cpu_backend.h"
@@ -20,11 +24,24 @@ std::vector<const cpu::KernelTable*> available_tables() {
 }  // namespace
 
 namespace cpu {
+namespace {
+
+#if defined(__x86_64__)
+// As cpuid counts: 0x19 is Zen 3 and 4, 0x1a Zen 5.
+unsigned family() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0) return 0;
+  const unsigned base = a >> 8 & 0xf;
+  return base == 0xf ? base + (a >> 20 & 0xff) : base;
+}
+#endif
+
+}  // namespace
 
 bool reads_better_ahead() noexcept {
 #if defined(__x86_64__)
-  static const bool intel = __builtin_cpu_is("intel") != 0;
-  return intel;
+  static const bool yes = __builtin_cpu_is("intel") != 0 || (__builtin_cpu_is("amd") != 0 && family() >= 0x1a);
+  return yes;
 #else
   return false;
 #endif

@@ -1,5 +1,7 @@
 // ExpertFfn: two fork-joins. The first computes gate, up and their product for slices of the inner width and
 // quantizes them where they are; the second the last matrices, straight into the slots.
+// One or few tokens: most experts are one thread's from the first matrix to the last, read from memory in one go; only the
+// rest, where threads end at different times, is cut that way.
 #include <atomic>
 #include <new>
 
@@ -19,6 +21,15 @@ std::int64_t inner_per_task(std::int64_t n_works, std::int64_t inner, std::int64
   while (columns / 2 >= std::max(kLeastInnerPerTask, largest_group) && too_few(kTasksPerThread)) columns /= 2;
   while (columns / 2 >= kLeastOfGroup && too_few(kLeastTasksPerThread)) columns /= 2;
   return columns;
+}
+
+// Experts that are computed by one thread each, the same number for every thread; at least one is left to be cut.
+constexpr std::int64_t kLeastWholePerThread = 2, kMostTokensOfWhole = 4;
+
+std::int64_t whole_works(std::int64_t n_works, std::int64_t n_tokens, int n_threads) noexcept {
+  if (n_tokens > kMostTokensOfWhole) return 0;
+  const std::int64_t per_thread = (n_works - 1) / n_threads;
+  return per_thread < kLeastWholePerThread ? 0 : per_thread * n_threads;
 }
 
 struct Work {
@@ -135,10 +146,30 @@ void inner_slice(const KernelTable& k, const Plan& p, const Work& w, std::int64_
                               : k.clamped_glu(g, u, g, c1 - c0, p.op.limit, p.op.alpha);
   }
   if (!is_fast(m.down, p.op.precision)) return;
-  if (p.done == nullptr) return quantize_slice(k, p, w, c0, c1, scratch);
+  if (p.done == nullptr || c1 - c0 >= std::min(p.largest_group, p.inner)) return quantize_slice(k, p, w, c0, c1, scratch);
   const std::int64_t group = c0 / p.largest_group, first = group * p.largest_group, last = std::min(p.inner, first + p.largest_group);
   std::atomic<std::int64_t>& done = p.done[(&w - p.works.data()) * p.groups + group];
   if (done.fetch_add(c1 - c0, std::memory_order_acq_rel) + c1 - c0 == last - first) quantize_slice(k, p, w, first, last, scratch);
+}
+
+// The last matrix of one work.
+MatMulJob down_job(const KernelTable& k, const Plan& p, const Work& w) noexcept {
+  const quant::MatrixView& down = w.w->m.down;
+  MatMulJob job;
+  job.block = {down,           p.gate + w.first * p.inner, p.inner, {}, bias_of(w.w->m.down_bias), p.op.y.f32(), p.op.y.stride(0),
+               w.w->slots.data(), w.n, nullptr};
+  if (is_fast(down, p.op.precision)) job.block.xq = p.mid[group_slot(down)].rows(w.first, w.tile);
+  job.fn = kernel_for(k, down, p.op.precision);
+  return job;
+}
+
+// One work from its input to its slots.
+void whole_work(const KernelTable& k, const Plan& p, const Work& w, RowsToCome then, std::byte* scratch) noexcept {
+  inner_slice(k, p, w, 0, p.inner, {&w.w->m.down, 0}, scratch);
+  MatMulJob job = down_job(k, p, w);
+  job.block.scratch = scratch;
+  job.block.then = then;
+  job.fn(job.block, 0, job.block.w.rows);
 }
 
 // Carves arrays out of one block of memory.
@@ -182,7 +213,8 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
   for (std::size_t i = 0; i < kGroupSizes; ++i)
     if (p.need_mid[i]) p.largest_group = kGroups[i];
   const auto n = static_cast<std::int64_t>(n_works);
-  const std::int64_t columns = inner_per_task(n, p.inner, p.largest_group, pool_.size());
+  const std::int64_t n_whole = whole_works(n, op.x.dim(0), pool_.size()), n_cut = n - n_whole;
+  const std::int64_t columns = inner_per_task(n_cut, p.inner, p.largest_group, pool_.size());
   if (columns < p.largest_group) p.groups = (p.inner + p.largest_group - 1) / p.largest_group;
   const auto n_done = static_cast<std::size_t>(n * p.groups);
 
@@ -222,28 +254,38 @@ void CpuBackend::execute(Stream& stream, const ExpertFfn& op) {
     pool_.run(n, gather_work);
   }
 
-  const std::int64_t slices = (p.inner + columns - 1) / columns;
-  pool_.run(n * slices, [&](std::int64_t i, int worker) noexcept {
-    const Work& w = p.works[static_cast<std::size_t>(i / slices)];
-    const std::int64_t c0 = i % slices * columns;
+  // Every thread's share: whole works, then slices of those that are cut.
+  const std::int64_t slices = (p.inner + columns - 1) / columns, n_threads = pool_.size();
+  const std::int64_t whole_each = n_whole / n_threads, slices_each = (n_cut * slices + n_threads - 1) / n_threads, each = whole_each + slices_each;
+  struct Task {
+    const Work* work = nullptr;  // null: nothing
+    std::int64_t column = 0;
+    bool whole = false;
+  };
+  const auto task_of = [&](std::int64_t i) noexcept {
+    const std::int64_t thread = i / each, at = i % each;
+    if (at < whole_each) return Task{&p.works[static_cast<std::size_t>(thread * whole_each + at)], 0, true};
+    const std::int64_t slice = thread * slices_each + at - whole_each;
+    if (slice >= n_cut * slices) return Task{};
+    return Task{&p.works[static_cast<std::size_t>(n_whole + slice / slices)], slice % slices * columns, false};
+  };
+  pool_.run(each * n_threads, [&](std::int64_t i, int worker) noexcept {
+    const Task task = task_of(i);
+    if (task.work == nullptr || task.work->n == 0) return;
     RowsToCome then;
-    if (i + 1 < n * slices) then = {&p.works[static_cast<std::size_t>((i + 1) / slices)].w->m.gate, (i + 1) % slices * columns};
-    if (w.n > 0)
-      inner_slice(k_, p, w, c0, std::min(p.inner, c0 + columns), then, s.workers[static_cast<std::size_t>(worker)].get(0));
+    if ((i + 1) % each != 0)
+      if (const Task next = task_of(i + 1); next.work != nullptr) then = {&next.work->w->m.gate, next.column};
+    std::byte* const scratch = s.workers[static_cast<std::size_t>(worker)].get(0);
+    if (task.whole)
+      whole_work(k_, p, *task.work, then, scratch);
+    else
+      inner_slice(k_, p, *task.work, task.column, std::min(p.inner, task.column + columns), then, scratch);
   });
 
   auto* jobs = reinterpret_cast<MatMulJob*>(lists + works_bytes);
   std::size_t n_jobs = 0;
-  for (const Work& w : p.works) {
-    if (w.n == 0) continue;
-    const quant::MatrixView& down = w.w->m.down;
-    MatMulJob& job = *new (jobs + n_jobs++) MatMulJob;
-    job.block = {
-        down,           p.gate + w.first * p.inner, p.inner, {},     bias_of(w.w->m.down_bias), op.y.f32(),
-        op.y.stride(0), w.w->slots.data(),          w.n,     nullptr};
-    if (is_fast(down, op.precision)) job.block.xq = p.mid[group_slot(down)].rows(w.first, w.tile);
-    job.fn = kernel_for(k_, down, op.precision);
-  }
+  for (const Work& w : p.works.subspan(static_cast<std::size_t>(n_whole)))
+    if (w.n > 0) new (jobs + n_jobs++) MatMulJob(down_job(k_, p, w));
   run_jobs(pool_, s, {jobs, n_jobs});
 }
 

@@ -201,8 +201,8 @@ struct KernelTable {
   std::uint64_t (*sum_words)(const std::uint64_t* words, std::size_t n_words) noexcept;
 };
 
-// Whether this CPU's cores read a matvec's weights faster when the kernel asks for them some KB ahead. Their own running ahead is
-// enough on AMD's (asking halves the speed of a Zen 4); on Intel's server cores, whose memory is further away, it is not.
+// Whether this CPU's cores read what one token needs faster when kernels ask for it some KB ahead. Intel's server cores, whose memory is far
+// away, need that; AMD's gain by it from Zen 5 on (a Zen 4 gets half as fast).
 bool reads_better_ahead() noexcept;
 
 // Null where this build or this CPU does not have the instruction set.

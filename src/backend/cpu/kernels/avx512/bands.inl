@@ -43,11 +43,12 @@ void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_beg
     for (std::int64_t g = 0; g < n_groups; ++g, x += Group) {
       __m512i low[Tokens], high[Tokens];
       for (int t = 0; t < Tokens; ++t) low[t] = high[t] = _mm512_setzero_si512();
-      ahead.template ask<kLines + 1>();
+      ahead.template group<kLines + 1>();
 #pragma GCC unroll 16
       for (int k = 0; k < kLines; ++k, codes += 64) {
         __m512i v = load512(codes);
         asm volatile("" : "+v"(v));  // once from memory, in this order, then from its register
+        ahead.line(k);
         const __m512i l = low_codes<6>(v), h = high_codes<6>(v);
 #pragma GCC unroll 4
         for (int t = 0; t < Tokens; ++t) {
@@ -55,6 +56,7 @@ void matvec_bands(const MatMulBlock& b, std::int64_t token, std::int64_t row_beg
           high[t] = _mm512_dpbusd_epi32(high[t], h, broadcast4(x + t * cols + 8 * k + 4));
         }
       }
+      ahead.line(kLines);
       __m512 scales, biases;
       band_scales<Bf16>(codes, scales, biases);
       codes += 64;

@@ -36,18 +36,20 @@ void matvec_bands(const MatMulBlock& b, std::int64_t row_begin, std::int64_t row
       for (std::int64_t g = 0; g < n_groups; ++g) {
         I16 sum = izero();
         for (std::int64_t c = 0; c < group; c += 32, x += 32) {
-          ahead.template ask<4>();
+          ahead.template group<4>();
           Part part = begin_part<6>(sum);
 #pragma GCC unroll 4
           for (int k = 0; k < 16; k += 4, codes += 64) {
             Codes4 low, high;
             split_words(codes, low, high);
+            ahead.line(k / 4);
             add_codes4<6>(part, low, x + k);
             add_codes4<6>(part, high, x + 16 + k);
           }
           end_part<6>(sum, part);
         }
-        ahead.template ask<1>();
+        ahead.template group<1>();
+        ahead.line(0);
         V16 scales, biases;
         band_scales(codes, bf16, scales, biases);
         codes += 64;

@@ -4,12 +4,28 @@ namespace {
 
 inline constexpr std::int64_t kConvChannels = 256;  // taps of a block, tap by tap: at most 16 KiB, 4 KiB for 4 taps
 
+// Taps of channels [c0, c0 + width) side by side. A number of taps that the compiler knows is a few shuffles.
+template <std::int64_t Taps>
+void spread_taps(const float* w, std::int64_t width, float (&out)[CausalConv::kMaxTaps][kConvChannels]) noexcept {
+  for (std::int64_t l = 0; l < width; ++l)
+    for (std::int64_t j = 0; j < Taps; ++j) out[j][l] = w[l * Taps + j];
+}
+
 // Tokens outside: rows are read in order, and the rows of the taps before stay in the first-level cache.
 void conv_block(const ConvBlock& b, std::int64_t c0, std::int64_t width) noexcept {
   const std::int64_t taps = b.n_taps;
   float w[CausalConv::kMaxTaps][kConvChannels];
-  for (std::int64_t j = 0; j < taps; ++j)
-    for (std::int64_t l = 0; l < width; ++l) w[j][l] = b.w[(c0 + l) * taps + j];
+  if (taps == 4)
+    spread_taps<4>(b.w + c0 * 4, width, w);
+  else
+    for (std::int64_t j = 0; j < taps; ++j)
+      for (std::int64_t l = 0; l < width; ++l) w[j][l] = b.w[(c0 + l) * taps + j];
+  if (b.n_tokens == 1 && reads_better_ahead() && c0 + 2 * kConvChannels <= b.n_channels) {  // one token: all of it comes from memory
+    const float* const next = b.w + (c0 + kConvChannels) * taps;
+    for (std::int64_t i = 0; i < kConvChannels * taps; i += 16) __builtin_prefetch(next + i, 0, 2);
+    for (std::int64_t j = 0; j + 1 < taps; ++j)
+      for (std::int64_t i = 0; i < kConvChannels; i += 16) __builtin_prefetch(b.state + j * b.n_channels + c0 + kConvChannels + i, 1, 2);
+  }
   for (std::int64_t t = 0; t < b.n_tokens; ++t) {
     const float* rows[CausalConv::kMaxTaps];
     for (std::int64_t j = 0; j < taps; ++j) {
