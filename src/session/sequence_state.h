@@ -24,11 +24,10 @@ class SequenceState {
   void reset();
 
  private:
-  Buffer& add(std::uint64_t bytes);
+  std::uint64_t lay_out(const model::ModelSpec& spec, std::int64_t ctx, KvType kv, std::byte* memory);
 
-  Allocator& allocator_;
   Copier& copier_;
-  std::vector<Buffer> buffers_;
+  Buffer memory_;
   std::vector<TensorView> recurrent_;
   std::vector<model::LayerState> layers_;
   std::uint64_t bytes_ = 0;
