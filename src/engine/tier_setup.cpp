@@ -17,8 +17,8 @@ namespace {
 
 // Every chunk of a prompt brings the experts that are not on the device over the link once more, so chunks should be large; slots
 // for experts are worth more beyond this share.
-constexpr std::array<std::int64_t, 9> kChunks = {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32};
-constexpr double kChunkShare = 0.2;
+constexpr std::array<std::int64_t, 9> kDeviceChunks = {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32};
+constexpr double kDeviceChunkShare = 0.2;
 // Spare slots: two batches of a prompt's experts, room for those that are on their way to main memory, and some a layer for what a step reads
 // in main memory and leaves on the device.
 constexpr std::size_t kMostSpare = 96, kSpareShare = 8;
@@ -30,12 +30,12 @@ constexpr std::uint64_t kMostStaging = 32, kLeastStaging = 4;
 std::int64_t choose_chunk(const EngineOptions& options, const model::ModelSpec& spec, const model::Binding& binding, std::int64_t ctx, std::uint64_t vram,
                           std::uint64_t token_bytes) {
   if (options.planned.chunk_size != 0) return std::min(options.planned.chunk_size, ctx);
-  for (std::int64_t chunk : kChunks) {
+  for (std::int64_t chunk : kDeviceChunks) {
     const model::MemoryPlan plan = model::plan_memory(spec, binding, ctx, std::min(chunk, ctx), options.planned.kv);
     const bool fits = plan.trunk + plan.session() + kDeviceMargin + token_bytes <= vram;
-    if (fits && static_cast<double>(plan.activations + plan.scratch) <= kChunkShare * static_cast<double>(vram)) return std::min(chunk, ctx);
+    if (fits && static_cast<double>(plan.activations + plan.scratch) <= kDeviceChunkShare * static_cast<double>(vram)) return std::min(chunk, ctx);
   }
-  return std::min(kChunks.back(), ctx);
+  return std::min(kDeviceChunks.back(), ctx);
 }
 
 DeviceSplit split_device(const model::MemoryPlan& plan, std::uint64_t vram, std::uint64_t slot_bytes, std::size_t top_k, std::size_t n_experts) {

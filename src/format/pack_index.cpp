@@ -23,7 +23,7 @@ constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHeaderBytes = 32;  // magic, version, length of the text, digest
 constexpr std::size_t kDigestAt = 16;
 constexpr std::size_t kDigestBytes = 16;
-constexpr std::uint64_t kMaxIndexBytes = 64u << 20;  // four million records
+constexpr std::uint64_t kMaxPackIndexBytes = 64u << 20;  // four million records
 constexpr std::uint32_t kMaxTextBytes = 1u << 20;    // a thousand layers
 constexpr std::size_t kMaxLayers = 4096;
 constexpr std::int64_t kMaxExperts = 65535;
@@ -278,7 +278,7 @@ std::string write_pack_index(const PackIndex& index) {
 
 PackIndex read_pack_index(const io::File& file) {
   const std::string path = file.path().string();
-  if (file.size() < kHeaderBytes || file.size() > kMaxIndexBytes)
+  if (file.size() < kHeaderBytes || file.size() > kMaxPackIndexBytes)
     fail(ErrorCode::InvalidModel, "{}: {} bytes long: not the index of a pack, or cut off", path, file.size());
   std::string bytes(static_cast<std::size_t>(file.size()), '\0');
   file.read_exact(0, std::as_writable_bytes(std::span(bytes)));

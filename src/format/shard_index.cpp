@@ -16,7 +16,7 @@ using simdjson::dom::element;
 using simdjson::dom::object;
 
 constexpr std::uint64_t kMaxIndexBytes = 256ull << 20;  // a million tensors take about 100 MiB
-constexpr std::size_t kMaxDepth = 64;                   // metadata is free-form
+constexpr std::size_t kMaxIndexDepth = 64;                   // metadata is free-form
 
 // A member of the root; a key that stands there twice is refused.
 std::optional<element> find_once(const object& root, std::string_view key, const std::string& path) {
@@ -74,7 +74,7 @@ ShardIndex read_shard_index(const io::File& file) {
     fail(ErrorCode::InvalidModel, "{}: too large: {} bytes, at most {} are accepted", path, file.size(),
          kMaxIndexBytes);
   LargeJson json(file, 0, file.size(), "index");
-  const object root = json.parse_object(kMaxDepth);
+  const object root = json.parse_object(kMaxIndexDepth);
   const std::vector<NamedShard> named = read_weight_map(root, path);
 
   std::vector<std::string_view> shards;

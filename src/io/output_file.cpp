@@ -13,12 +13,12 @@
 namespace moeflux::io {
 namespace {
 
-[[noreturn]] void fail_io(const std::filesystem::path& path, const char* what, int error) {
+[[noreturn]] void fail_output(const std::filesystem::path& path, const char* what, int error) {
   fail(ErrorCode::Io, "{}: {}: {}", path.string(), what, std::generic_category().message(error));
 }
 
 // Without this a power loss may forget the rename.
-void sync_folder(const std::filesystem::path& target) {
+void sync_folder_of(const std::filesystem::path& target) {
   const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int result = fd < 0 ? -1 : ::fsync(fd);
@@ -26,7 +26,7 @@ void sync_folder(const std::filesystem::path& target) {
   if (fd >= 0) ::close(fd);
   // EINVAL: this file system has no such thing as syncing a folder.
   if (result != 0 && error != EINVAL)
-    fail_io(target, "the file is in place, but its folder could not be fsynced", error);
+    fail_output(target, "the file is in place, but its folder could not be fsynced", error);
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ OutputFile::OutputFile(const std::filesystem::path& target) : target_(target) {
     if (fd_ >= 0) return;
     if (errno != EEXIST && errno != EINTR) break;
   }
-  fail_io(target_, "cannot create a temporary file beside it", errno);
+  fail_output(target_, "cannot create a temporary file beside it", errno);
 }
 
 OutputFile::~OutputFile() {
@@ -57,20 +57,20 @@ void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_io(target_, "writing failed", errno);
+    if (n < 0) fail_output(target_, "writing failed", errno);
     written_ += static_cast<std::uint64_t>(n);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
 }
 
 void OutputFile::commit() {
-  if (::fsync(fd_) != 0) fail_io(target_, "fsync failed", errno);
+  if (::fsync(fd_) != 0) fail_output(target_, "fsync failed", errno);
   // Some file systems (network, quota) report a failed write only here.
   const int fd = std::exchange(fd_, -1);
-  if (::close(fd) != 0) fail_io(target_, "closing failed", errno);
-  if (::rename(path_.c_str(), target_.c_str()) != 0) fail_io(target_, "cannot replace", errno);
+  if (::close(fd) != 0) fail_output(target_, "closing failed", errno);
+  if (::rename(path_.c_str(), target_.c_str()) != 0) fail_output(target_, "cannot replace", errno);
   renamed_ = true;
-  sync_folder(target_);
+  sync_folder_of(target_);
 }
 
 }  // namespace moeflux::io

@@ -11,12 +11,6 @@
 #include "core/units.h"
 
 namespace moeflux::io {
-namespace {
-
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
-}  // namespace
-
 Region Region::allocate(std::uint64_t bytes, bool huge_pages) {
   Region region;
   if (bytes == 0) return region;

@@ -8,6 +8,8 @@
 
 namespace moeflux::io {
 
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
 // Move-only. Pages cost memory once they are touched (or registered with a reader).
 class Region {
  public:

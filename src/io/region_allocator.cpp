@@ -9,11 +9,11 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "io/region.h"
 
 namespace moeflux::io {
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kPage = 4096;
 
 // `room` bytes of zeros at a multiple of a huge page, or null.

@@ -12,7 +12,7 @@ namespace moeflux::text {
 namespace {
 
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;  // the longest published pattern is about 2 KiB
-constexpr int kMaxNesting = 200;                     // keeps the recursive parser far from the stack's end
+constexpr int kMaxGroupNesting = 200;                     // keeps the recursive parser far from the stack's end
 
 // Ordinary patterns take one to five steps per byte; ten million take well under a second.
 constexpr std::uint64_t kBaseSteps = 10'000'000;
@@ -134,8 +134,8 @@ Regex Regex::compile(std::string_view pattern, const std::string& where) {
   if (pattern.size() > kMaxPatternBytes)
     fail(ErrorCode::Unsupported, "{}: regular expression of {} bytes, the limit is {}", where, pattern.size(),
          kMaxPatternBytes);
-  if (nesting(pattern) > kMaxNesting)
-    fail(ErrorCode::Unsupported, "{}: regular expression nested deeper than {} groups", where, kMaxNesting);
+  if (nesting(pattern) > kMaxGroupNesting)
+    fail(ErrorCode::Unsupported, "{}: regular expression nested deeper than {} groups", where, kMaxGroupNesting);
   if (!is_valid_utf8(pattern))
     fail(ErrorCode::InvalidModel, "{}: regular expression is not valid UTF-8", where);
   initialize_once();

@@ -56,7 +56,7 @@ Scores scores_of(const Attention& op, std::int64_t t, std::int64_t h, std::int64
 // y = sum p_j v_j with p_j off by a factor of 1 + e_j, and the divisor by their mean: the error is sum p_j
 // e_j (v_j - y). Adding up takes an fma per key of a group and one per group for y; for l a sum16 per tile,
 // then one fma each per tile and group. Reciprocal, product and the reference's store are three more.
-Bounds bound_of(Backend&, const Attention& op, const Result& r) {
+Bounds attention_bound(Backend&, const Attention& op, const Result& r) {
   std::vector<double> bounds;
   for (std::int64_t t = 0; t < op.q.dim(0); ++t)
     for (std::int64_t h = 0; h < op.q.dim(1); ++h) {
@@ -117,7 +117,7 @@ void attention_case(const Visitor& visit, unsigned seed, const Shape& s) {
   c.op.window = s.window;
   // Some scores far apart: the running maximum moves and old weights underflow.
   c.op.scale = seed % 4 == 0 ? 4.0f : static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.width)));
-  c.bound = bound_of;
+  c.bound = attention_bound;
   visit(c);
 }
 

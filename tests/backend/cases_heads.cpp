@@ -11,7 +11,7 @@ namespace moeflux::backend::cases {
 namespace {
 
 // One fma per input and the reference's store; what passes is copied.
-Bounds bound_of(Backend&, const HeadMatMul& op, const Result&) {
+Bounds head_bound(Backend&, const HeadMatMul& op, const Result&) {
   const std::int64_t n_in = op.n_inputs(), n_out = op.n_outputs();
   std::vector<std::vector<float>> rows;
   for (std::int64_t r = 0; r < op.w.rows; ++r)
@@ -34,11 +34,11 @@ Bounds bound_of(Backend&, const HeadMatMul& op, const Result&) {
   return {bounds};
 }
 
-struct Shape {
+struct HeadShape {
   std::int64_t t, heads, inputs, outputs, passed;
 };
 
-void head_case(const Visitor& visit, unsigned seed, const Shape& s, const quant::Format& format, bool inputs_first) {
+void head_case(const Visitor& visit, unsigned seed, const HeadShape& s, const quant::Format& format, bool inputs_first) {
   OpCase<HeadMatMul> c(fmt::format("HeadMatMul {} T {} H {} {} -> {} and {}{}", format.name(), s.t, s.heads, s.inputs,
                                    s.outputs, s.passed, inputs_first ? " inputs first" : ""),
                        seed);
@@ -50,7 +50,7 @@ void head_case(const Visitor& visit, unsigned seed, const Shape& s, const quant:
                         : m.matrix(s.heads * s.outputs, s.inputs, format, seed % 2 == 0);
   c.op.y = m.output({s.t, s.heads, s.outputs + s.passed}, seed % 2 == 0 ? 3 : 0);
   c.op.inputs_first = inputs_first;
-  c.bound = bound_of;
+  c.bound = head_bound;
   visit(c);
 }
 
@@ -61,17 +61,17 @@ void head_matmul_cases(const Visitor& visit) {
   for (const bool inputs_first : {false, true}) {
     for (const quant::Format& f : all_formats()) {
       const std::int64_t group = f.integer_codes() ? f.group : 48;
-      const Shape s = inputs_first ? Shape{3, 2, 5, group, 4} : Shape{3, 2, group, 5, 4};
+      const HeadShape s = inputs_first ? HeadShape{3, 2, 5, group, 4} : HeadShape{3, 2, group, 5, 4};
       head_case(visit, seed++, s, f, inputs_first);
     }
-    for (const Shape& s : {Shape{0, 2, 8, 8, 1}, Shape{1, 1, 1, 1, 0}, Shape{1, 4, 32, 64, 16}, Shape{5, 3, 17, 33, 0},
-                           Shape{65, 2, 7, 100, 3}, Shape{8, 4, 128, 31, 0}, Shape{2, 2, 512, 16, 64}})
+    for (const HeadShape& s : {HeadShape{0, 2, 8, 8, 1}, HeadShape{1, 1, 1, 1, 0}, HeadShape{1, 4, 32, 64, 16}, HeadShape{5, 3, 17, 33, 0},
+                           HeadShape{65, 2, 7, 100, 3}, HeadShape{8, 4, 128, 31, 0}, HeadShape{2, 2, 512, 16, 64}})
       for (const quant::Format& f : {quant::Format::f32(), quant::Format::bf16(), quant::Format::fp8()})
         head_case(visit, seed++, s, f, inputs_first);
     // As models have them, of one and some tokens: outputs of one block and of several, with some left over.
     const quant::Format q4 = quant::Format::affine(4, 64, DType::BF16);
     for (const std::int64_t t : {1, 9, 70})
-      for (const Shape& s : {Shape{t, 2, 512, 128, 0}, Shape{t, 2, 128, 512, 64}, Shape{t, 1, 192, 192, 5}, Shape{t, 1, 64, 320, 0}})
+      for (const HeadShape& s : {HeadShape{t, 2, 512, 128, 0}, HeadShape{t, 2, 128, 512, 64}, HeadShape{t, 1, 192, 192, 5}, HeadShape{t, 1, 64, 320, 0}})
         for (const quant::Format& f : {q4, quant::Format::affine(4, 32, DType::F16), quant::Format::affine(4, 32, DType::F32), quant::Format::affine(8, 64, DType::BF16),
                                        quant::Format::affine(3, 64, DType::BF16), quant::Format::mxfp4(), quant::Format::bf16()})
           if (t == 1 || f == q4) head_case(visit, seed++, s, f, inputs_first);

@@ -138,11 +138,11 @@ TEST(CudaRouted, LeavesWhatItReadsInMainMemory) {
   if (count_cuda_devices() == 0) GTEST_SKIP() << "no CUDA device here (or a build without CUDA): the device's experts were not run";
   const auto backend = make_cuda_backend({});
   // 512 (of down), 2048 and 4096 columns are cut differently; 6144 take several steps; others are cut without regard to rows.
-  struct Shape {
+  struct Widths {
     std::int64_t dim, inner;
     bool mx = false;
   };
-  for (const auto& [dim, inner, mx] : {Shape{1024, 512}, {2048, 512}, {2048, 768}, {4096, 512}, {6144, 2048}, {2880, 1408}, {704, 64}, {2880, 2880, true}, {704, 96, true}}) {
+  for (const auto& [dim, inner, mx] : {Widths{1024, 512}, {2048, 512}, {2048, 768}, {4096, 512}, {6144, 2048}, {2880, 1408}, {704, 64}, {2880, 2880, true}, {704, 96, true}}) {
     Device s(*backend, Layout(dim, inner, mx));
     std::vector<std::int32_t> near_only;
     for (std::int32_t e = 0; e < kExperts; ++e) near_only.push_back(e), s.put(e, e);

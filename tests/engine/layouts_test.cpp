@@ -29,7 +29,7 @@ TensorFile with_prefix(const TensorFile& in, const std::string& prefix) {
   return out;
 }
 
-void append(Tensor& to, const Tensor& from) { to.data.insert(to.data.end(), from.data.begin(), from.data.end()); }
+void append_data(Tensor& to, const Tensor& from) { to.data.insert(to.data.end(), from.data.begin(), from.data.end()); }
 
 // experts.gate_up_proj [E, 2I, D] and experts.down_proj [E, D, I] from one tensor per expert.
 TensorFile with_fused_experts(TensorFile file, const std::string& prefix) {
@@ -40,10 +40,10 @@ TensorFile with_fused_experts(TensorFile file, const std::string& prefix) {
       const std::string one = base + std::to_string(e) + ".";
       const Tensor& gate = file.at(one + "gate_proj.weight");
       both.shape = {kExperts, 2 * gate.shape[0], gate.shape[1]};
-      append(both, gate);
-      append(both, file.at(one + "up_proj.weight"));
+      append_data(both, gate);
+      append_data(both, file.at(one + "up_proj.weight"));
       down.shape = {kExperts, file.at(one + "down_proj.weight").shape[0], file.at(one + "down_proj.weight").shape[1]};
-      append(down, file.at(one + "down_proj.weight"));
+      append_data(down, file.at(one + "down_proj.weight"));
       for (const char* part : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}) file.tensors.erase(one + part);
     }
     file.tensors[base + "gate_up_proj"] = both;
@@ -62,7 +62,7 @@ TensorFile with_stacked_experts(TensorFile file, const std::string& prefix) {
         const std::string one = base + "experts." + std::to_string(e) + "." + part + ".weight";
         const Tensor& t = file.at(one);
         all.shape = {kExperts, t.shape[0], t.shape[1]};
-        append(all, t);
+        append_data(all, t);
         file.tensors.erase(one);
       }
       file.tensors[base + "switch_mlp." + part + ".weight"] = all;

@@ -11,7 +11,7 @@
 namespace moeflux::io {
 namespace {
 
-std::string random_text(std::size_t n, std::uint32_t seed) {
+std::string noise(std::size_t n, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::string out(n, '\0');
   for (char& c : out) c = static_cast<char>(random());
@@ -23,7 +23,7 @@ std::string as_text(std::span<const std::byte> bytes) { return {reinterpret_cast
 class ReadAheadTest : public testing::TestWithParam<ReaderKind> {
  protected:
   const test::TempDir dir_;
-  const std::vector<std::string> content_{random_text(300'001, 1), random_text(77'777, 2)};
+  const std::vector<std::string> content_{noise(300'001, 1), noise(77'777, 2)};
   const std::vector<std::filesystem::path> files_{dir_.write("a", content_[0]), dir_.write("b", content_[1])};
 
   ReadAheadOptions options(std::uint64_t job_bytes, std::uint64_t memory) const {

@@ -15,7 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 
-std::vector<int> encode(const Tokenizer& tokenizer, std::string_view text) {
+std::vector<int> ids_of(const Tokenizer& tokenizer, std::string_view text) {
   return numbers(tokenizer.encode(text, {}));
 }
 
@@ -26,11 +26,11 @@ TEST(Bpe, LowestRankFirstLeftmostAmongEquals) {
   add_merge(root, "a", "a");   // 258
   add_merge(root, "aa", "a");  // 259
   const Tokenizer t = make(root);
-  EXPECT_THAT(encode(t, "abc"), ElementsAre('a', 256));
-  EXPECT_THAT(encode(t, "ab"), ElementsAre(257));
-  EXPECT_THAT(encode(t, "aaa"), ElementsAre(259));
-  EXPECT_THAT(encode(t, "aaaa"), ElementsAre(258, 258));
-  EXPECT_THAT(encode(t, "aaab"), ElementsAre(258, 257));
+  EXPECT_THAT(ids_of(t, "abc"), ElementsAre('a', 256));
+  EXPECT_THAT(ids_of(t, "ab"), ElementsAre(257));
+  EXPECT_THAT(ids_of(t, "aaa"), ElementsAre(259));
+  EXPECT_THAT(ids_of(t, "aaaa"), ElementsAre(258, 258));
+  EXPECT_THAT(ids_of(t, "aaab"), ElementsAre(258, 257));
 }
 
 TEST(Bpe, BothFormsOfMergesAreTheSame) {
@@ -39,24 +39,24 @@ TEST(Bpe, BothFormsOfMergesAreTheSame) {
   add_merge(pairs, "\u0120", "he");
   Json lines = pairs;
   lines["model"]["merges"] = {"h e", "\u0120 he"};
-  EXPECT_EQ(encode(make(pairs), " hehe he"), encode(make(lines), " hehe he"));
-  EXPECT_THAT(encode(make(lines), " he"), ElementsAre(257));
+  EXPECT_EQ(ids_of(make(pairs), " hehe he"), ids_of(make(lines), " hehe he"));
+  EXPECT_THAT(ids_of(make(lines), " he"), ElementsAre(257));
 }
 
 TEST(Bpe, IgnoreMergesTakesWholePieces) {
   Json root = tiny_json();
   root["model"]["vocab"]["abc"] = 256;
-  EXPECT_THAT(encode(make(root), "abc"), ElementsAre('a', 'b', 'c'));
+  EXPECT_THAT(ids_of(make(root), "abc"), ElementsAre('a', 'b', 'c'));
   root["model"]["ignore_merges"] = true;
-  EXPECT_THAT(encode(make(root), "abc"), ElementsAre(256));
-  EXPECT_THAT(encode(make(root), "abcd"), ElementsAre('a', 'b', 'c', 'd'));
+  EXPECT_THAT(ids_of(make(root), "abc"), ElementsAre(256));
+  EXPECT_THAT(ids_of(make(root), "abcd"), ElementsAre('a', 'b', 'c', 'd'));
 }
 
 TEST(Bpe, AMissingCharacterIsAnErrorNotAGap) {
   Json root = tiny_json();
   root["model"]["vocab"].erase("x");
   const Tokenizer t = make(root);
-  EXPECT_THAT(encode(t, "ab"), ElementsAre('a', 'b'));
+  EXPECT_THAT(ids_of(t, "ab"), ElementsAre('a', 'b'));
   expect_error([&] { t.encode("axb", {}); }, ErrorCode::InvalidModel, {"tokenizer.json", "\"x\""});
 }
 

@@ -11,12 +11,12 @@ namespace {
 constexpr std::int64_t kChannelsPerTask = 256;
 // 16 columns of 128 keys are 8 KiB of state: first-level cache. Many tokens' keys and queries are brought together for every task: wider ones
 // as long as there are enough for the threads.
-constexpr std::int64_t kLeastColumnsPerTask = 16, kMostColumnsPerTask = 128, kTasksPerThread = 4;
+constexpr std::int64_t kLeastColumnsPerTask = 16, kMostColumnsPerTask = 128, kTilesPerThread = 4;
 
 std::int64_t columns_per_task(const GatedDelta& op, int n_threads) noexcept {
   std::int64_t columns = kLeastColumnsPerTask;
   if (op.q.dim(0) == 1) return columns;
-  while (columns < kMostColumnsPerTask && op.v.dim(1) * (op.v.dim(2) / (2 * columns)) >= kTasksPerThread * n_threads) columns *= 2;
+  while (columns < kMostColumnsPerTask && op.v.dim(1) * (op.v.dim(2) / (2 * columns)) >= kTilesPerThread * n_threads) columns *= 2;
   return columns;
 }
 
