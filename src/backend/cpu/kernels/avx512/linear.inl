@@ -113,9 +113,11 @@ MOEFLUX_MATH Linear<Slot, Group, Units, Tokens, Rows> prepare_linear(const MatMu
   return l;
 }
 
-// Sixteen units from `codes` on; sums[g * array + i]: group g of unit i, for each token.
+// Sixteen units from `codes` on; sums[g * array + i]: group g of unit i, for each token. With one token `ahead` bytes further on are asked for meanwhile,
+// unless that is 0.
 template <int Slot, int Group, int Units, int Tokens, int Rows>
-MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens, Rows>& l, const std::uint8_t* codes, const __m512i* x, std::int32_t* sums) noexcept {
+MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens, Rows>& l, const std::uint8_t* codes, const __m512i* x, std::int32_t* sums,
+                            [[maybe_unused]] std::ptrdiff_t ahead) noexcept {
   __m512i q[Tokens][4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -124,6 +126,8 @@ MOEFLUX_MATH void sum_block(const Linear<Slot, Group, Units, Tokens, Rows>& l, c
     for (int k = 0; k < 4; ++k) {
       __m512i v = load512(codes + 64 * (4 * i + k));
       asm volatile("" : "+v"(v));  // once from memory, in this order, then from its register
+      if constexpr (Tokens == 1)
+        if (ahead != 0) __builtin_prefetch(codes + 64 * (4 * i + k) + ahead, 0, 2);
       if constexpr (Tokens > 1) _mm_prefetch(reinterpret_cast<const char*>(codes) + kAhead + 64 * (4 * i + k), _MM_HINT_T1);
       low[k] = low_codes<Slot>(v), high[k] = high_codes<Slot>(v);
     }
@@ -234,7 +238,7 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
   const L l = prepare_linear<Slot, Group, Units, Tokens, Rows>(b);
   const auto* codes = reinterpret_cast<const std::uint8_t*>(b.w.data) + static_cast<std::uint64_t>(row_begin) * b.w.row_bytes();
   RowsToCome then;
-  const bool ahead = reads_better_ahead();
+  const std::ptrdiff_t ahead = reads_better_ahead() ? kBytesAhead : 0;
   std::int64_t n_tiles = (row_end - row_begin) / Rows;
   for (std::int64_t i = 0; i <= n_tiles; ++i) {
     if (i == n_tiles && b.more != nullptr && b.more->next(row_end, then)) n_tiles = (row_end - row_begin) / Rows;
@@ -249,8 +253,7 @@ MOEFLUX_MATH void matvec_linear_tiles(const MatMulBlock& b, std::int64_t row_beg
       if (i < n_tiles)
         for (std::int64_t block = u * Rows / 16; block < end * Rows / 16; ++block, codes += 16 * 64) {
           if (l.units() >= 16) fetch_ahead(l, b, row + Rows, block, now, before);
-          if (Tokens == 1 && ahead) ask_for_lines<16>(codes + kBytesAhead);
-          sum_block(l, codes, l.x + 2 * x_at, now + 16 * block);
+          sum_block(l, codes, l.x + 2 * x_at, now + 16 * block, ahead);
           for (x_at += 16; x_at >= l.units();) x_at -= l.units();
         }
       if (i == 0) continue;
