@@ -16,7 +16,7 @@ using simdjson::dom::element;
 using simdjson::dom::object;
 
 constexpr std::uint64_t kMaxIndexBytes = 256ull << 20;  // a million tensors take about 100 MiB
-constexpr std::size_t kMaxIndexDepth = 64;                   // metadata is free-form
+constexpr std::size_t kMaxIndexDepth = 64;              // metadata is free-form
 
 // A member of the root; a key that stands there twice is refused.
 std::optional<element> find_once(const object& root, std::string_view key, const std::string& path) {

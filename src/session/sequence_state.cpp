@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "core/checked.h"
-#include "core/units.h"
 
 namespace moeflux::session {
 

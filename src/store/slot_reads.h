@@ -20,6 +20,9 @@
 
 namespace moeflux::store {
 
+inline constexpr std::chrono::milliseconds kPatience{50};  // between two looks at the world while waiting
+inline constexpr std::uint64_t kJustLoaded = 2;            // visits of a layer for which a slot is out of a hint's reach
+
 // Makes the reader over the slots' memory; files in the order of the folder. Tests bring their own.
 using MakeReader = std::function<std::unique_ptr<io::AsyncReader>(const io::MemoryRegions&)>;
 

@@ -7,12 +7,6 @@
 #include "core/error.h"
 
 namespace moeflux::store {
-namespace {
-
-constexpr std::chrono::milliseconds kPatience{50};  // between two looks at the world while waiting
-constexpr std::uint64_t kJustLoaded = 2;            // visits of a layer for which a slot is out of a hint's reach
-
-}  // namespace
 
 StreamingStore::StreamingStore(ExpertCatalog catalog, std::vector<std::string> file_names, const StreamingOptions& options)
     : catalog_(std::move(catalog)),

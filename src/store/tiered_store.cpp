@@ -10,14 +10,12 @@ namespace moeflux::store {
 namespace {
 
 constexpr std::size_t kCopyBatch = 64;                    // completions taken at once
-constexpr std::chrono::milliseconds kLeasePatience{50};        // between two looks at the world while waiting for a lease to end
 // For a read, and for a copy, which takes less. Another thread may have taken what we wait for and sent it on: reads become copies.
 constexpr std::chrono::microseconds kReadPatience{1000}, kCopyPatience{200};
 // Experts that come to the device after a step: few where the device knows its text already, more where it misses much.
 constexpr std::size_t kLeastPromotions = 2, kPromotionShare = 1024;
 constexpr double kPromotionMargin = 1.25;                 // worth this much more than what they push out, which is read over the link then
 constexpr std::size_t kMostWanted = 4096;                 // of one step, or several at once
-constexpr std::uint64_t kJustCame = 2;                  // visits of a layer for which a slot is out of a hint's reach
 
 std::uint64_t largest_record(const ExpertCatalog& catalog) {
   std::uint64_t most = kRecordAlign;
@@ -147,7 +145,7 @@ std::uint32_t TieredStore::pin_as(LayerIdx layer, std::span<const ExpertIdx> exp
     if (copier_->outstanding() > 0 || reads_.outstanding() > 0)
       wait_for_completion(lock);
     else
-      changed_.wait_for(lock, kLeasePatience);
+      changed_.wait_for(lock, kPatience);
   }
   return ticket;
 }
@@ -244,7 +242,7 @@ void TieredStore::hint(LayerIdx layer, std::span<const ExpertIdx> experts, float
       if (!may_evict(false)) break;
       const auto victim = policy_.choose_victim([&](ExpertKey k) {
         const DeviceSlot& s = device_[static_cast<std::size_t>(device_of_[index(k)])];
-        return s.busy() || s.hinted || visits_ - s.loaded_at < kJustCame;
+        return s.busy() || s.hinted || visits_ - s.loaded_at < kJustLoaded;
       }, kDeviceTier);
       if (!victim || policy_.value(*victim) >= value) break;
       evict(*victim);

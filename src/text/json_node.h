@@ -17,6 +17,8 @@
 
 namespace moeflux::text {
 
+inline constexpr int kMaxSequenceNesting = 8;  // of normalizers, pre-tokenizers or post-processors that are a Sequence inside a Sequence
+
 class JsonNode {
  public:
   JsonNode(simdjson::dom::element element, const std::string& origin, std::string path)

@@ -11,7 +11,6 @@
 namespace moeflux::text {
 namespace {
 
-constexpr int kMaxNormalizerNesting = 8;             // Sequence inside Sequence
 constexpr std::size_t kMaxSteps = 32;      // real files have one or two
 constexpr std::size_t kMaxContent = 64;    // bytes that one match may become
 constexpr std::size_t kMaxGrowth = 64;     // times the bytes of the text
@@ -105,8 +104,8 @@ Normalizer Normalizer::parse(const JsonNode& node) {
 }
 
 void Normalizer::parse_into(const JsonNode& node, int depth) {
-  if (depth > kMaxNormalizerNesting)
-    node.reject(ErrorCode::Unsupported, "normalizers nested deeper than {}", kMaxNormalizerNesting);
+  if (depth > kMaxSequenceNesting)
+    node.reject(ErrorCode::Unsupported, "normalizers nested deeper than {}", kMaxSequenceNesting);
   if (steps_.size() >= kMaxSteps) node.reject(ErrorCode::Unsupported, "more than {} normalizers", kMaxSteps);
   const std::string_view type = node.type();
   if (type == "Sequence") {

@@ -6,7 +6,6 @@
 namespace moeflux::text {
 namespace {
 
-constexpr int kMaxProcessorNesting = 8;          // Sequence inside Sequence
 constexpr std::size_t kMaxTokens = 64;  // real templates add one or two
 
 std::vector<TokenId> template_ids(const JsonNode& node, std::string_view name) {
@@ -43,8 +42,8 @@ void wrap_in_template(PostProcessor& out, const JsonNode& node) {
 }
 
 void parse_into(PostProcessor& out, const JsonNode& node, int depth) {
-  if (depth > kMaxProcessorNesting)
-    node.reject(ErrorCode::Unsupported, "post-processors nested deeper than {}", kMaxProcessorNesting);
+  if (depth > kMaxSequenceNesting)
+    node.reject(ErrorCode::Unsupported, "post-processors nested deeper than {}", kMaxSequenceNesting);
   const std::string_view type = node.type();
   if (type == "Sequence") {
     for (const JsonNode& child : node.at("processors").elements()) parse_into(out, child, depth + 1);

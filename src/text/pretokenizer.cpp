@@ -12,7 +12,6 @@
 namespace moeflux::text {
 namespace {
 
-constexpr int kMaxSplitNesting = 8;          // Sequence inside Sequence
 constexpr std::size_t kMaxStages = 32;  // the longest published sequence has eight
 
 // What ByteLevel cuts by when it is told to use a regular expression.
@@ -154,8 +153,8 @@ PreTokenizer PreTokenizer::parse(const JsonNode& node) {
 }
 
 void PreTokenizer::parse_into(const JsonNode& node, int depth) {
-  if (depth > kMaxSplitNesting)
-    node.reject(ErrorCode::Unsupported, "pre-tokenizers nested deeper than {}", kMaxSplitNesting);
+  if (depth > kMaxSequenceNesting)
+    node.reject(ErrorCode::Unsupported, "pre-tokenizers nested deeper than {}", kMaxSequenceNesting);
   if (stages_.size() >= kMaxStages)
     node.reject(ErrorCode::Unsupported, "more than {} pre-tokenizers", kMaxStages);
   const std::string_view type = node.type();

@@ -12,7 +12,7 @@ namespace moeflux::text {
 namespace {
 
 constexpr std::size_t kMaxPatternBytes = 64 * 1024;  // the longest published pattern is about 2 KiB
-constexpr int kMaxGroupNesting = 200;                     // keeps the recursive parser far from the stack's end
+constexpr int kMaxGroupNesting = 200;                // keeps the recursive parser far from the stack's end
 
 // Ordinary patterns take one to five steps per byte; ten million take well under a second.
 constexpr std::uint64_t kBaseSteps = 10'000'000;

@@ -4,7 +4,7 @@ namespace {
 
 inline constexpr std::int64_t kConvChannels = 256;  // taps of a block, tap by tap: at most 16 KiB, 4 KiB for 4 taps
 
-// Taps of channels [c0, c0 + width) side by side. A number of taps that the compiler knows is a few shuffles.
+// Taps of `width` channels side by side. A number of taps that the compiler knows is a few shuffles.
 template <std::int64_t Taps>
 void spread_taps(const float* w, std::int64_t width, float (&out)[CausalConv::kMaxTaps][kConvChannels]) noexcept {
   for (std::int64_t l = 0; l < width; ++l)
