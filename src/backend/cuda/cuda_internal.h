@@ -34,6 +34,9 @@ struct Traits {
   bool overlap = false;          // kernels that start before the one before has ended (device.h)
   bool clusters = false;         // blocks that wait for each other in groups (cluster.h)
   bool warpgroups = false;       // products of four warps (warpgroup.h)
+  // Per cent of a processor's cache that overlapping kernels want as shared memory, all of them the same; 0: as the driver likes. With more than
+  // a matvec's own blocks need, those of the next one find room beside them (docs/experiments/gpu.md).
+  unsigned shared_percent = 0;
 };
 // Unsupported where this build has no code for the device.
 Traits traits_of(int device);
@@ -119,6 +122,33 @@ class DeviceAsyncCopier final : public AsyncCopier {
   std::string failure_;
 };
 
+// The driver's streams that ops run on, kept for the next session: on one that is made after two others have been used, kernels follow each
+// other a quarter of a microsecond later (docs/experiments/gpu.md).
+class StreamHandles {
+ public:
+  explicit StreamHandles(int device) : device_(device) {}
+  ~StreamHandles();
+  cudaStream_t take();
+  void give_back(cudaStream_t stream) noexcept;  // at rest
+
+ private:
+  int device_;
+  std::mutex mutex_;
+  std::vector<cudaStream_t> free_;
+};
+class StreamHandle {
+ public:
+  explicit StreamHandle(StreamHandles& from) : from_(from), stream_(from.take()) {}
+  ~StreamHandle() { from_.give_back(stream_); }
+  StreamHandle(const StreamHandle&) = delete;
+  StreamHandle& operator=(const StreamHandle&) = delete;
+  cudaStream_t get() const noexcept { return stream_; }
+
+ private:
+  StreamHandles& from_;
+  cudaStream_t stream_;
+};
+
 // Scratch buffers of a stream, by purpose. They grow to the largest need seen and stay.
 enum class Scratch : std::uint8_t { Quantized, Quantized2, Inner, Partials, Tables, Lists, Tokens, Decoded, Known, Count };
 
@@ -137,12 +167,12 @@ class WaitingOp {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(int device, const Traits& traits, DeviceAllocator& allocator);
+  CudaStream(int device, const Traits& traits, StreamHandles& handles, DeviceAllocator& allocator);
   ~CudaStream() override;
 
   const Traits traits;
 
-  cudaStream_t handle() const noexcept { return stream_; }
+  cudaStream_t handle() const noexcept { return handle_.get(); }
   // At least `bytes`; contents are not kept when it grows. Growing waits for the stream and forgets recordings, whose
   // kernels point into the old memory.
   std::byte* scratch(Scratch which, std::size_t bytes);
@@ -192,8 +222,8 @@ class CudaStream final : public Stream {
 
  private:
   int device_;
+  StreamHandle handle_;
   DeviceAllocator& allocator_;
-  cudaStream_t stream_ = nullptr;
   std::array<Buffer, static_cast<std::size_t>(Scratch::Count)> scratch_;
 };
 
@@ -242,6 +272,7 @@ class CudaBackend final : public Backend {
   int device_;
   Traits traits_;
   std::string name_;
+  StreamHandles handles_;
   DeviceAllocator allocator_;
   PinnedAllocator pinned_;
   DeviceCopier copier_;
@@ -257,11 +288,17 @@ void launch_clusters(CudaStream& s, const char* what, void (*kernel)(Params...),
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = s.handle();
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
   if (s.overlap && s.traits.overlap) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+#if CUDART_VERSION >= 12080  // earlier ones do not have it
+    if (s.traits.shared_percent != 0) {
+      attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+      attributes[config.numAttrs++].val.sharedMemCarveout = s.traits.shared_percent;
+    }
+#endif
   }
   if (cluster > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;

@@ -7,12 +7,13 @@ namespace moeflux::backend {
 namespace cuda {
 namespace {
 
-constexpr std::size_t kMemoryBytes = std::size_t{512} << 20;  // far beyond the second-level cache
+constexpr std::size_t kMemoryBytes = std::size_t{1} << 30;  // far beyond the second-level cache, so that beginning and end count little
 constexpr std::size_t kLinkBytes = std::size_t{128} << 20;
 constexpr int kTries = 5;
+constexpr int kReadThreads = 512, kReadBlocks = 16;  // of a processor: more than it holds at once, so that none runs dry
 
 // Sums everything so that nothing can be left out.
-__global__ void __launch_bounds__(1024) read_kernel(const uint4* data, std::size_t n, unsigned* sink) {
+__global__ void __launch_bounds__(kReadThreads) read_kernel(const uint4* data, std::size_t n, unsigned* sink) {
   unsigned sum = 0;
   for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<std::size_t>(gridDim.x) * blockDim.x) {
     const uint4 v = __ldcs(data + i);
@@ -56,14 +57,15 @@ struct Timer {
 
 CudaRates probe_cuda_rates(int device) {
   using namespace cuda;
-  const int n_processors = cuda_device_info(device).n_processors;
+  const CudaDeviceInfo info = cuda_device_info(device);
+  const std::size_t memory_bytes = std::clamp(info.free_bytes / 4 / kLinkBytes * kLinkBytes, kLinkBytes, kMemoryBytes);
   DeviceAllocator memory(device);
   PinnedAllocator pinned(device, nullptr);
   Timer timer(device);
-  const Buffer large = memory.allocate(kMemoryBytes, 256), sink = memory.allocate(256, 256), host = pinned.allocate(kLinkBytes, 4096);
+  const Buffer large = memory.allocate(memory_bytes, 256), sink = memory.allocate(256, 256), host = pinned.allocate(kLinkBytes, 4096);
   CudaRates rates;
-  rates.memory = timer.best(kMemoryBytes, [&] {
-    read_kernel<<<n_processors * 2, 1024, 0, timer.stream>>>(large.as<const uint4>(), kMemoryBytes / sizeof(uint4), sink.as<unsigned>());
+  rates.memory = timer.best(memory_bytes, [&] {
+    read_kernel<<<info.n_processors * kReadBlocks, kReadThreads, 0, timer.stream>>>(large.as<const uint4>(), memory_bytes / sizeof(uint4), sink.as<unsigned>());
     check_cuda(cudaGetLastError(), "probing");
   });
   rates.to_device = timer.best(kLinkBytes, [&] { check_cuda(cudaMemcpyAsync(large.data(), host.data(), kLinkBytes, cudaMemcpyHostToDevice, timer.stream), "probing"); });
