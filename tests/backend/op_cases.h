@@ -12,7 +12,6 @@
 #include <initializer_list>
 #include <memory>
 #include <ostream>
-#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,7 +27,7 @@ using Dims = std::initializer_list<std::int64_t>;
 // overruns.
 class Memory {
  public:
-  explicit Memory(unsigned seed) : rng_(seed) {}
+  explicit Memory(unsigned seed) : state_(seed) {}
 
   // Normally distributed values, mean 0.
   TensorView random(Dims dims, double deviation = 1.0);
@@ -53,12 +52,13 @@ class Memory {
   // Mean 0 and deviation 1, nearly normal; exact arithmetic, so that every machine makes the same cases.
   double normal() {
     double sum = -2.0;
-    for (int i = 0; i < 4; ++i) sum += static_cast<double>(rng_()) * 0x1p-32;
+    for (int i = 0; i < 2; ++i) {
+      const std::uint64_t bits = random_bits();
+      sum += static_cast<double>(bits >> 32) * 0x1p-32 + static_cast<double>(bits & 0xffffffffu) * 0x1p-32;
+    }
     return sum * 1.7320508075688772;
   }
-  std::int64_t below(std::int64_t n) {
-    return static_cast<std::int64_t>(rng_() % static_cast<std::uint64_t>(n));
-  }
+  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(random_bits() % static_cast<std::uint64_t>(n)); }
 
   // Remembers the contents; restore() puts them back.
   void seal();
@@ -76,7 +76,14 @@ class Memory {
 
   std::deque<Block> blocks_;
   std::deque<std::vector<std::int32_t>> indices_;
-  std::mt19937 rng_;
+  // splitmix64: most of what the cases cost was std::mt19937.
+  std::uint64_t random_bits() {
+    std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  std::uint64_t state_;
 };
 
 // What an op wrote: one entry per output in the order of each_tensor().
