@@ -22,7 +22,7 @@ int verb_run(Arguments arguments) {
   CLI::App app("Generates text from a prompt.", "moeflux run");
   add_model_argument(app, model.model);
   CLI::Option* argument =
-      app.add_option("PROMPT", prompt, "The prompt; without it and -f, standard input")->type_name("");
+      app.add_option("-p,--prompt,PROMPT", prompt, "The prompt; without it and -f, standard input")->type_name("TEXT");
   app.add_option("-f,--file", file, "Read the prompt from a file")->type_name("FILE")->excludes(argument);
   add_generation_options(app, generation);
   app.add_flag("--echo", generation.echo, "Print the prompt before the text");

@@ -30,6 +30,8 @@ class Prompt(CliTest):
     def test_argument_file_and_standard_input_are_the_same(self):
         text = self.greedy(PROMPT).out
         self.assertTrue(text.strip())
+        self.assertEqual(self.greedy("-p", PROMPT).out, text)
+        self.assertEqual(self.greedy("--prompt", PROMPT).out, text)
         self.assertEqual(self.greedy(stdin=PROMPT.encode()).out, text)
         # A newline at the end is the editor's, not the user's.
         self.assertEqual(self.greedy(stdin=PROMPT.encode() + b"\n").out, text)
@@ -44,6 +46,11 @@ class Prompt(CliTest):
     def test_prompt_may_be_the_name_of_a_verb_or_start_with_a_dash(self):
         self.assertTrue(self.greedy("version").out)
         self.assertTrue(self.expect_ok("run", DEMO, "-n", "2", "--", "-- Exit HAMLET").out)
+
+    def test_two_prompts(self):
+        path = self.write("p.txt", PROMPT)
+        for more in (["-p", "a", "b"], ["a", "-p", "b"], ["-p", "a", "--prompt", "b"], ["-p", "a", "-f", path], ["a", "-f", path]):
+            self.expect_error(["run", DEMO, *more], "error")
 
     def test_no_prompt(self):
         self.expect_error(["run", DEMO, ""], "the prompt is empty")
