@@ -279,6 +279,9 @@ class CudaBackend final : public Backend {
   CudaUnits units_;
 };
 
+// Dynamic shared memory that a kernel may have without asking.
+constexpr std::size_t kUsualShared = 48u << 10;
+
 // Launches a kernel that begins with wait_inputs() and release_next() (device.h); `what` is for messages. `cluster` neighbouring blocks
 // run at the same time and may wait for each other (Traits::clusters).
 template <class... Params, class... Args>
@@ -294,7 +297,7 @@ void launch_clusters(CudaStream& s, const char* what, void (*kernel)(Params...),
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
 #if CUDART_VERSION >= 12080  // earlier ones do not have it
-    if (s.traits.shared_percent != 0) {
+    if (s.traits.shared_percent != 0 && shared_bytes <= kUsualShared) {  // larger blocks need what the driver gives them
       attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
       attributes[config.numAttrs++].val.sharedMemCarveout = s.traits.shared_percent;
     }
@@ -312,10 +315,10 @@ void launch(CudaStream& s, const char* what, void (*kernel)(Params...), dim3 gri
   launch_clusters(s, what, kernel, grid, 1, threads, shared_bytes, args...);
 }
 
-// Kernels with more than 48 KiB of dynamic shared memory must ask for it.
+// Kernels with more dynamic shared memory must ask for it.
 template <class Kernel>
 void allow_shared(Kernel kernel, std::size_t bytes) {
-  if (bytes > 48u << 10)
+  if (bytes > kUsualShared)
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "shared memory of a kernel");
 }
 
